@@ -76,7 +76,7 @@ def run(task: str, cell: str, seed: int, n_iters: int | None) -> dict[str, list[
     curves: dict[str, list[float]] = {name: [] for name in KEYS}
     start = time.process_time()
     if algorithm.pretraining is not None:
-        list(algorithm.pretraining.rollouts(algorithm))
+        list(algorithm.pretrain_critic())
     seconds = [round(time.process_time() - start, 3)]
     for iteration in range(n_iters or 5):
         start = time.process_time()

@@ -4,6 +4,7 @@
     python -m benchmarks.ppo_iteration --quick                 does everything run? (tiny work, no measurement)
     python -m benchmarks.ppo_iteration --shapes i,ii --systems ours,bare
     python -m benchmarks.ppo_iteration --before ../old         this library against an older checkout of it
+        --systems ours,ours_grpo,bare                              (its GRPO, too)
     python -m benchmarks.ppo_iteration --scaling               cost over an 8x range of episodes and of tokens
     python -m benchmarks.ppo_iteration --profile               where our iteration's time goes, by part
 
@@ -158,7 +159,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of torch in each system (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="tiny work: does everything run?")
-    parser.add_argument("--before", type=Path, help="a checkout of an older commit, measured as the system `before`")
+    parser.add_argument("--before", type=Path, help="a checkout of an older commit: `before`, `before_grpo`")
     parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--scaling", dest="mode", action="store_const", const=scaling, help=scaling.__doc__)
@@ -166,8 +167,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.set_defaults(mode=compare)
     options = parser.parse_args(arguments)
     if options.before is not None:
-        SYSTEMS["before"] = System("ours", checkout=options.before.resolve())
-        options.systems = [*options.systems, "before"]
+        checkout = options.before.resolve()
+        SYSTEMS["before"] = System("ours", checkout=checkout)
+        SYSTEMS["before_grpo"] = System("ours", job={"algorithm": "grpo"}, checkout=checkout)
+        options.systems = [
+            *options.systems,
+            *(tables.BEFORE[name] for name in options.systems if name in tables.BEFORE),
+        ]
         options.before = str(options.before)
     return options
 

@@ -16,6 +16,8 @@ from rich.table import Table
 from benchmarks.workload import Shape
 
 YARDSTICK = "bare"
+BEFORE = {"ours": "before", "ours_grpo": "before_grpo"}
+"""System -> the same one in an older checkout."""
 
 
 def describe(shape: Shape) -> str:
@@ -48,8 +50,9 @@ def summary(shape: Shape, systems: Mapping[str, Mapping[str, Any]]) -> dict[str,
         systems: as `ppo_iteration.measure` returns them.
 
     Returns:
-        By system: `wall_s`, `rollout_s`, `update_s`, `cpu_s`, `others_cores` and, if the bare loop ran,
-        `times_bare` and `cpu_times_bare`, each with median, min and max; `tokens_per_s`, `peak_mb`, `loaded_mb`.
+        By system: `wall_s`, `rollout_s`, `update_s`, `cpu_s`, `others_cores`, if the bare loop ran `times_bare` and
+        `cpu_times_bare`, and if an older checkout ran `cpu_times_before`, each with median, min and max;
+        `tokens_per_s`, `peak_mb`, `loaded_mb`.
     """
     rows: dict[str, dict[str, Any]] = {}
     for name, system in systems.items():
@@ -63,6 +66,9 @@ def summary(shape: Shape, systems: Mapping[str, Mapping[str, Any]]) -> dict[str,
             pairs = list(zip(iterations, systems[YARDSTICK]["iterations"], strict=True))
             row["times_bare"] = _spread([mine["wall_s"] / bare["wall_s"] for mine, bare in pairs])
             row["cpu_times_bare"] = _spread([mine["cpu_s"] / bare["cpu_s"] for mine, bare in pairs])
+        if BEFORE.get(name) in systems:
+            pairs = list(zip(iterations, systems[BEFORE[name]]["iterations"], strict=True))
+            row["cpu_times_before"] = _spread([mine["cpu_s"] / before["cpu_s"] for mine, before in pairs])
         rows[name] = row
     return rows
 
@@ -86,7 +92,17 @@ def comparison(shape: Shape, rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """The side-by-side table of one shape."""
     table = Table(title=f"shape {shape.name}: {describe(shape)}; medians (and ranges)")
     table.add_column("system", no_wrap=True)
-    for heading in ("iteration s", "rollout s", "update s", "tokens/s", "x bare", "CPU x bare", "peak MiB", "others"):
+    for heading in (
+        "iteration s",
+        "rollout s",
+        "update s",
+        "tokens/s",
+        "x bare",
+        "CPU x bare",
+        "CPU x before",
+        "peak MiB",
+        "others",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for name, row in rows.items():
         table.add_row(
@@ -96,6 +112,7 @@ def comparison(shape: Shape, rows: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{row['tokens_per_s']:.0f}",
             _cell(row.get("times_bare")),
             f"{row['cpu_times_bare']['median']:.2f}" if "cpu_times_bare" in row else "-",
+            f"{row['cpu_times_before']['median']:.3f}" if "cpu_times_before" in row else "-",
             f"{row['peak_mb']:.0f} [dim](loaded {row['loaded_mb']:.0f})[/dim]",
             f"{row['others_cores']['median']:.2f}",
         )

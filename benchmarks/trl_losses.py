@@ -126,7 +126,7 @@ def step_loss(algorithm: GroupPolicyGradient, minibatch: Minibatch) -> torch.Ten
     """Compute the loss of a minibatch and its gradient, as an update does."""
     algorithm.policy.optimizer.zero_grad()
     total = torch.zeros(())
-    for loss, _ in algorithm._micro_losses(algorithm._prepare_minibatch(minibatch), None):
+    for loss, _ in algorithm.micro_losses(algorithm.prepare_minibatch(minibatch), None):
         loss.backward()
         total += loss.detach()
     return total

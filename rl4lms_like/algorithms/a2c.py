@@ -20,7 +20,7 @@ class A2C(OnPolicyTextAlgorithm):
     arguments_class = A2CArguments
     arguments: A2CArguments
 
-    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if not self.arguments.use_rms_prop:
             return {}
         return {

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Gt, Interval
 
 from rl4lms_like.core.errors import ConfigIssue
+from rl4lms_like.core.kl_estimators import Placement
 from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
 from rl4lms_like.policies.arguments import generates_ahead
-from rl4lms_like.rollouts.kl import Placement
+
+Correction = Literal["none", "tis", "icepop", "sequence_mask"]
+NO_CORRECTION: Correction = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,16 @@ class OnPolicyArguments:
     needs_teacher: ClassVar[bool] = False
     """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
 
+    # Options that only some algorithms have, with the values that turn them off. Without annotations they are no
+    # fields: `alg.args` has them only if the class of the algorithm's arguments declares them.
+    critic_epochs = cast("int | None", None)
+    normalize_advantage = cast('bool | Literal["rollout"]', False)
+    importance_correction = NO_CORRECTION
+    correction_range = cast("tuple[float, float] | None", None)
+    dynamic_sampling = cast("int | None", None)
+    first_token_temperature = cast("float | None", None)
+    length_sorted_minibatches = False
+
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -159,7 +172,7 @@ class CorrectedArguments(OnPolicyArguments):
             and 2 for `sequence_mask`.
     """
 
-    importance_correction: Literal["none", "tis", "icepop", "sequence_mask"] = "none"
+    importance_correction: Correction = "none"
     correction_range: tuple[NonNegative, Positive] | None = None
 
     @classmethod

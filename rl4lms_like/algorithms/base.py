@@ -40,14 +40,17 @@ from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import own_batches
 from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
+from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.ranks import Ranks
+from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.sharding import whole
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 from rl4lms_like.rollouts.kl import KLController
-from rl4lms_like.rollouts.progress import Logged, UpdateProgress
+from rl4lms_like.rollouts.progress import Logged, UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.text_rollouts import TextRollouts
 
@@ -74,6 +77,17 @@ LOG_KEYS = {
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """Base class of the library's algorithms.
 
+    An algorithm defines `loss`. It may also override these methods, which `train` calls in this order:
+
+        prepare_rollout      once per rollout: advantages of all of its actions
+        skip_minibatch       a minibatch that has nothing to learn from
+        prepare_minibatch    what depends on a whole minibatch: normalised advantages, weights of its actions
+        micro_losses         losses of the parts of a minibatch
+        total_loss           the terms of the loss, added up
+        clip_and_step        clipping and the optimizer step; it calls `weights_change` first
+
+    and the properties `normalization` and `ratio_limits`, and `policy_defaults`.
+
     Args:
         policy: class of the policy.
         env: a `TextVecEnv`, or any vectorised environment of `TextGenEnv`s.
@@ -97,9 +111,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     length of the longest possible response."""
     learns_off_policy: ClassVar[bool] = True
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
-    is_off_policy: bool = False
-    """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`: in a replay, or with
-    rollouts that are generated ahead."""
     n_together: ClassVar[int] = 1
     """Number of consecutive episodes of a minibatch that have one loss, so that micro-batches do not separate them."""
     warns_of_ratio: bool = True
@@ -120,15 +131,15 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if isinstance(arguments.get("critic_pretrain"), Mapping):
             arguments["critic_pretrain"] = CriticPretraining(**arguments["critic_pretrain"])
         self.arguments = self.arguments_class(**arguments)
-        options = self.arguments
         policy_kwargs = dict(policy_kwargs or {})
         self._check_arguments(arguments, policy_kwargs, kl_controller, norm_reward, is_loaded=not _init_setup_model)
 
+        options = self.arguments
         self._n_updates = 0
         self.n_iterations = 0
         self.pretraining = None if options.critic_pretrain is None else CriticPretrainer(options.critic_pretrain)
         self.guard = StepGuard(options.non_finite)
-        for name, default in self._policy_defaults(policy_kwargs).items():
+        for name, default in self.policy_defaults(policy_kwargs).items():
             if policy_kwargs.get(name) is None:
                 policy_kwargs[name] = default
 
@@ -136,18 +147,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             policy,
             env,
             kl_controller=kl_controller,
-            rollout_options=RolloutOptions(
-                norm_reward=norm_reward,
-                bootstrap_truncated=options.bootstrap_truncated,
-                score_batch_size=options.micro_batch_size,
-                group_size=options.group_size,
-                dynamic_sampling=getattr(options, "dynamic_sampling", None),
-                first_token_temperature=getattr(options, "first_token_temperature", None),
-                record_log_prob=getattr(options, "importance_correction", "none") != "none",
-                sort_by_length=getattr(options, "length_sorted_minibatches", False),
-                value_gae_lambda=options.value_gae_lambda,
-                gae_length_alpha=options.gae_length_alpha,
-            ),
+            rollout_options=self._rollout_options(norm_reward),
             ranks=ranks,
             # Stable-Baselines3's arguments.
             learning_rate=learning_rate_schedule(options.learning_rate, options.learning_rate_schedule),
@@ -167,8 +167,22 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
             _init_setup_model=_init_setup_model,
         )
-        if _init_setup_model:
-            self.is_off_policy = self.policy.arguments.is_ahead
+
+    def _rollout_options(self, norm_reward: bool) -> RolloutOptions:
+        """Return the options of the rollouts, which are among the algorithm's arguments."""
+        options = self.arguments
+        return RolloutOptions(
+            norm_reward=norm_reward,
+            bootstrap_truncated=options.bootstrap_truncated,
+            score_batch_size=options.micro_batch_size,
+            group_size=options.group_size,
+            dynamic_sampling=options.dynamic_sampling,
+            first_token_temperature=options.first_token_temperature,
+            record_log_prob=options.importance_correction != "none",
+            sort_by_length=options.length_sorted_minibatches,
+            value_gae_lambda=options.value_gae_lambda,
+            gae_length_alpha=options.gae_length_alpha,
+        )
 
     def _check_arguments(
         self,
@@ -184,6 +198,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         issues = critic_issues(self.arguments, policy_kwargs, name) + value_issues(self.arguments, arguments, name)
         issues += combination_issues(self.arguments_class, arguments, policy_kwargs)
         issues += teacher_issues(self.arguments_class, policy_kwargs, name)
+
         if not is_loaded:
             kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
             if kl_controller is not None:
@@ -192,7 +207,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if issues:
             raise ConfigError(issues, source="arguments and policy_kwargs")
 
-    def _policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the algorithm's defaults for policy arguments; those in `policy_kwargs` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
@@ -219,20 +234,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                     continue
 
                 # A minibatch may have nothing to learn from: online DPO needs a pair of responses.
-                skipped = self._skipped(minibatch)
+                skipped = self.skip_minibatch(minibatch)
                 if skipped is not None:
                     self._finish_minibatch(skipped)
                     continue
 
                 # What depends on all actions of the minibatch, before it is split.
-                minibatch = self._prepare_minibatch(minibatch)
+                minibatch = self.prepare_minibatch(minibatch)
 
                 # A micro-batch counts with its fraction of the minibatch's actions: sum_i (n_i / n) mean_i(loss) is the
                 # mean over all n actions. So neither the size of micro-batches nor the number of processes changes the
                 # gradient.
                 self.policy.optimizer.zero_grad()
                 objectives = []
-                for loss, objective in self._micro_losses(minibatch, self.arguments.micro_batch_size):
+                for loss, objective in self.micro_losses(minibatch, self.arguments.micro_batch_size):
                     loss.backward()
                     objectives.append(objective)
                 self._sum_gradients(self.policy.parameters())
@@ -248,7 +263,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                     progress.steps.append(logged)
                     break
 
-                self._clip_and_step(logged)
+                self.clip_and_step(logged)
                 self._finish_minibatch(logged)
 
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
@@ -261,7 +276,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.logger.record("train/optimizer_steps", len(progress.steps))
         self._log_fit(progress.steps[0].get("ratio_gap"), time.perf_counter() - start)
 
-    def _skipped(self, minibatch: Minibatch) -> Logged | None:
+    def skip_minibatch(self, minibatch: Minibatch) -> Logged | None:
         """Return the logged scalars of a minibatch that has nothing to learn from; None if a step is taken on it."""
         return None
 
@@ -281,17 +296,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.ranks.sum(error)
 
         logged = {"value": error, "loss": self.vf_coef * error}
-        self._clip_and_step(logged)
+        self.clip_and_step(logged)
         return logged
 
-    def _clip_and_step(self, logged: Logged) -> None:
+    def clip_and_step(self, logged: Logged) -> None:
         """Clip the gradients and step; a skipped step does not contribute to the logged means."""
         for name, parameters in self._clipped_together():
             logged[name] = whole(torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
 
         if self._is_accepted(logged):
             # From here to the end of the step the update cannot be resumed: some of the weights have moved.
-            self._weights_change()
+            self.weights_change()
             self.policy.optimizer.step()
             self._n_updates += 1
         else:
@@ -329,9 +344,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     # --- a minibatch and its parts ----------------------------------------------------------------------------------
 
-    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
+    def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch with what depends on all of it: normalised advantages, and weights of its actions."""
-        if self._normalization == "minibatch":
+        if self.normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         if self.loss_aggregation != "token_mean":
             lengths = minibatch.observations.lengths
@@ -340,25 +355,35 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def _corrected(self, minibatch: Minibatch) -> Minibatch:
         """Return a minibatch with weights that correct for actions that were sampled from another distribution."""
-        behavior_log_prob = minibatch.observations.behavior_log_prob
-        lengths = minibatch.observations.lengths
-        kind: Any = getattr(self.arguments, "importance_correction", "none")
-        if behavior_log_prob is None or (kind == "none" and not self.is_off_policy):
+        behavior_log_prob = minibatch.observations.behavior_log_prob  # log mu, [n_actions]
+        kind = self.arguments.importance_correction
+        if kind == "none" and self.is_off_policy:
+            kind = "tis"
+        if kind == "none" or behavior_log_prob is None:
             return minibatch
 
         # weight = min(pi / mu, limit), with pi the policy at the start of the update and mu the one that generated.
-        kind = "tis" if kind == "none" else kind
-        limits = getattr(self.arguments, "correction_range", None) or CORRECTION_RANGES[kind]
+        # An action with weight 0 is left out: the mean is over the others.
+        lengths = minibatch.observations.lengths
+        limits = self.arguments.correction_range or CORRECTION_RANGES[kind]
         correction = correction_weights(minibatch.old_log_prob - behavior_log_prob, lengths, kind, *limits)
         weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
         return minibatch._replace(weights=weights * correction)
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`.
+
+        That is so in a replay of another policy's rollouts, and with rollouts that are generated ahead.
+        """
+        return self.collector is not None and self.collector.is_off_policy
 
     @property
     def _loss_norm(self) -> float:
         """Constant of `seq_mean_token_sum_norm`."""
         return self.collector.max_episode_length if self.loss_norm is None else self.loss_norm
 
-    def _micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
+    def micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
         """Yield each micro-batch's part of the minibatch's loss, and its detached terms.
 
         With several processes these are the micro-batches of this process.
@@ -366,7 +391,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         for micro_batch, fraction in self._split(minibatch, micro_batch_size):
             objective = self.loss(micro_batch)
             terms = objective.detach() if fraction else objective.detach().empty()
-            yield fraction * self._total(objective, micro_batch.weights), terms
+            yield fraction * self.total_loss(objective, micro_batch.weights), terms
 
     def _split(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Minibatch, float]]:
         """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens (None: one).
@@ -385,7 +410,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
             # An empty group: a pass with any episodes, to keep step with the other processes.
             index = torch.tensor(group or range(self.n_together), device=episodes.response_ids.device)
-            micro_batch = selected(minibatch, index)
+            micro_batch = minibatch.select(index)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield micro_batch, fraction if group else 0.0
 
@@ -398,7 +423,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """Return the terms of all micro-batches, of all processes."""
         return Objective.joined(list(chain.from_iterable(self.ranks.gather(objectives))))
 
-    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
+    def total_loss(self, objective: Objective, weights: Tensor) -> Tensor:
         """Return the loss to be minimised: policy + vf_coef value + ent_coef (-entropy) + kl."""
         total = weighted_mean("policy", objective.policy, weights)
         if objective.value is not None:
@@ -416,7 +441,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             term = getattr(objective, name)
             if term is not None:
                 logged[name] = weighted_mean(name, term, weights)
-        logged["loss"] = self._total(objective, weights)
+        logged["loss"] = self.total_loss(objective, weights)
 
         log_ratio = objective.log_ratio  # [n_actions]
         ratio = log_ratio.exp()
@@ -424,7 +449,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         logged["ratio_gap"] = (ratio - 1).abs().max()
         clipped = objective.clipped
         if clipped is None:
-            low, high = self._ratio_limits
+            low, high = self.ratio_limits
             clipped = (ratio < low) | (ratio > high)
         logged["clip_fraction"] = clipped.float().mean()
         return logged
@@ -434,27 +459,27 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     @contextmanager
     def _update_context(self) -> Iterator[UpdateProgress]:
         """Prepare policy, learning rate and rollout for an update; yield its progress."""
-        if self.update_progress is None or self.update_progress.is_over:
+        if self.update_progress is None or self.update_progress.is_finished:
             self.update_progress = UpdateProgress()
         progress = self.update_progress
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
 
         # Once per rollout, also if the update is interrupted: normalising twice is not the same as once.
-        if not progress.is_prepared:
-            self._prepare_rollout()
-        progress.is_prepared = True
+        if progress.stage is UpdateStage.NEW:
+            self.prepare_rollout()
 
+        # Ctrl-C waits for the end of a step; then `on_step` ends the run, where its state is complete.
         with self.hooks.interruption.finishing("this minibatch"):
             if not progress.steps:
                 self._step_done()
             yield progress
-        progress.is_over = True
+        progress.stage = UpdateStage.FINISHED
         self.n_iterations += 1
 
-    def _prepare_rollout(self) -> None:
+    def prepare_rollout(self) -> None:
         """Change the rollout's advantages once before its update."""
-        if self._normalization == "rollout":
+        if self.normalization == "rollout":
             buffer = self.rollout_buffer
             buffer.advantages = normalized(buffer.advantages, torch.as_tensor(buffer.returns).to(buffer.advantages))
 
@@ -466,38 +491,109 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self._step_done()
 
     def _step_done(self) -> None:
-        """Mark that the update can be resumed from the current weights, and call `hooks.on_step`."""
+        """Record that the update can be resumed from the current weights, and call `hooks.on_step`."""
         assert self.update_progress is not None
-        self.update_progress.can_go_on = True
+        self.update_progress.stage = UpdateStage.BETWEEN_STEPS
         self.hooks.on_step()
 
-    def _weights_change(self) -> None:
-        """Mark that the update cannot be resumed until the end of the current step."""
+    def weights_change(self) -> None:
+        """Record that weights are about to change: the update cannot be resumed until the end of the current step."""
         if self.update_progress is not None:
-            self.update_progress.can_go_on = False
+            self.update_progress.weights_change()
 
     @property
-    def _normalization(self) -> str | None:
+    def normalization(self) -> str | None:
         """Scope of the normalisation of advantages: `minibatch`, `rollout` or None."""
-        choice = getattr(self.arguments, "normalize_advantage", False)
+        choice = self.arguments.normalize_advantage
         return "minibatch" if choice is True else choice or None
 
     @property
-    def _ratio_limits(self) -> tuple[float, float]:
+    def ratio_limits(self) -> tuple[float, float]:
         """Ratios below and above which the loss is clipped or masked."""
         return -math.inf, math.inf
 
     @property
     def _critic_epochs(self) -> int:
         """Number of passes of the critic over a rollout."""
-        return getattr(self.arguments, "critic_epochs", None) or self.n_epochs
+        return self.arguments.critic_epochs or self.n_epochs
 
     @property
     def _is_critic_only(self) -> bool:
         """True in the first iterations if they train only the critic."""
         return self.n_iterations < self.arguments.critic_only_iterations
 
+    # --- pretraining of the critic ----------------------------------------------------------------------------------
+
+    def pretrain_critic(self, interruption: Interruption | None = None) -> Iterator[float]:
+        """Train the critic on rollouts of the starting policy, as far as that is requested and not done yet.
+
+        Value pretraining (VC-PPO, arXiv 2503.01491): the critic's targets are Monte-Carlo returns (lambda = 1).
+
+        Args:
+            interruption: of a training loop.
+
+        Yields:
+            For each rollout, the explained variance of its returns before the critic was trained on it. The run can be
+            resumed from there.
+        """
+        if self.pretraining is None:
+            return
+        interruption = interruption or Interruption()
+        n_tokens = self.arguments.n_steps * self.collector.n_envs
+        while not self.pretraining.is_over:
+            # A buffer of its own: the algorithm's has another lambda, and its random state is that of the iterations.
+            buffer = EpisodeBuffer(device=self.device, gamma=self.arguments.gamma, gae_lambda=1.0)
+            buffer.seed(derived_seed(self.sampling_seed, "critic pretraining", len(self.pretraining.explained)))
+            self.policy.set_training_mode(False)
+            with interruption.at_any_moment():
+                self.collector.collect(buffer, n_tokens, updates_policy=False)
+
+            # While weights change, there is a new update, which cannot be resumed: a run that ends here repeats the
+            # rollout.
+            with interruption.finishing("this update of the critic"), blame_memory_errors_on("update"):
+                self.update_progress = UpdateProgress()
+                self._train_critic(buffer, self.pretraining.settings)
+                self.update_progress = None
+
+            # The buffer's values are those of the rollout, so this is the critic before it was trained.
+            values = torch.as_tensor(buffer.values)
+            returns = torch.as_tensor(buffer.returns)
+            explained = explained_variance(values, returns)
+            self.pretraining.add(explained, buffer.n_tokens)
+            yield explained
+
+    def _train_critic(self, buffer: EpisodeBuffer, settings: CriticPretraining) -> None:
+        """Make passes of the critic over a rollout."""
+        self.policy.set_training_mode(True)
+        learning_rate = settings.learning_rate
+        if learning_rate is None:
+            learning_rate = self.lr_schedule(1.0) * self.critic_factor
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] = learning_rate
+
+        n_steps = 0
+        for _ in range(settings.n_epochs):
+            for minibatch in buffer.get(self.batch_size):
+                self.critic_step(minibatch)
+                n_steps += 1
+        self.policy.optimizer.zero_grad()
+        self.guard.end_update(n_steps)
+
     # --- rollouts and checkpoints -----------------------------------------------------------------------------------
+
+    def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> bool:
+        """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
+        # Only for `learn`: a trainer has pretrained it already.
+        if self.pretraining is not None:
+            self._use(env)
+            for _ in self.pretrain_critic():
+                pass
+        return super().collect_rollouts(env, *args, **kwargs)
+
+    @property
+    def has_sampled(self) -> bool:
+        """True once the environment has been used, for training or for pretraining the critic."""
+        return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of skipped steps."""
@@ -515,20 +611,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.n_iterations = state.get("n_iterations", 0)
         if self.pretraining is not None:
             self.pretraining.load_state_dict(state["critic_pretraining"])
-
-    @property
-    def has_sampled(self) -> bool:
-        """True once the environment has been used, for training or for pretraining the critic."""
-        return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
-
-    def collect_rollouts(self, env: VecEnv, *args: Any, **kwargs: Any) -> bool:
-        """Collect a rollout; before the first one, pretrain the critic if that is requested and not done yet."""
-        # Only for `learn`: a trainer has pretrained it already.
-        if self.pretraining is not None:
-            self._use(env)
-            for _ in self.pretraining.rollouts(self):
-                pass
-        return super().collect_rollouts(env, *args, **kwargs)
 
     # --- learning rates and log -------------------------------------------------------------------------------------
 
@@ -586,10 +668,3 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if options.dtype != "float32":
             return f"{options.dtype} rounding depends on the padded width; try dtype: float32"
         return "the model's outputs depend on the batch; try attn_implementation: eager or compile: false"
-
-
-def selected(minibatch: Minibatch, index: Tensor) -> Minibatch:
-    """Return the episodes of a minibatch at these indices, in their order, with their flat fields."""
-    tokens = minibatch.observations.token_index(index)
-    fields: Any = minibatch[1:]
-    return Minibatch(minibatch.observations.select(index), *(field[tokens] for field in fields))

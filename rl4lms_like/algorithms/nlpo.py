@@ -43,7 +43,7 @@ class NLPO(PPO):
         super().train()
         interval = self.policy.arguments.target_update_iterations
         if self.n_iterations % interval == 0:
-            self._weights_change()
+            self.weights_change()
             self.policy.update_mask_model()
         self.logger.record("nlpo/mask_updates", self.n_iterations // interval)
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.algorithms import critic_free_arguments as arguments_of
-from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm, selected
+from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core import losses, preference_losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, rewards_differ, whitened
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import RewardError
+from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.policies.teacher_forcing import ActionScores
 from rl4lms_like.rollouts.buffer import Minibatch
-from rl4lms_like.rollouts.kl import EXACT
 from rl4lms_like.rollouts.progress import Logged
 
 
@@ -51,7 +51,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         interval = self.arguments.reference_update_iterations
         if interval is not None:
             if self.n_iterations % interval == 0:
-                self._weights_change()
+                self.weights_change()
                 self.policy.update_reference(self.arguments.reference_mixing)
             self.logger.record("train/reference_updates", self.n_iterations // interval)
 
@@ -61,7 +61,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     # --- advantages -------------------------------------------------------------------------------------------------
 
-    def _prepare_rollout(self) -> None:
+    def prepare_rollout(self) -> None:
         """Replace the buffer's estimates, which are those of a critic, by the advantages of this algorithm."""
         buffer, controller = self.rollout_buffer, self.kl_controller
         log_prob = torch.as_tensor(buffer.log_probs)
@@ -143,11 +143,10 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         controller = self.kl_controller
         if controller.placement != "loss" or not self.policy.has_reference:
             return None
-        if controller.estimator in EXACT:
+        if controller.estimator in WITH_DISTRIBUTIONS:
             kl = self.policy.reference_kl(minibatch.observations, scores, top_k=controller.top_k)
         else:
-            estimator: Any = controller.estimator
-            kl = losses.kl_estimate(scores.log_prob, minibatch.ref_log_prob, estimator)
+            kl = losses.kl_estimate(scores.log_prob, minibatch.ref_log_prob, controller.estimator)
         return controller.coeff * kl
 
 
@@ -255,7 +254,7 @@ class OnlineDPO(GroupPolicyGradient):
         super()._setup_model()
         self.rollout_buffer.keeps_groups = True
 
-    def _prepare_rollout(self) -> None:
+    def prepare_rollout(self) -> None:
         """Find the pairs: the advantage is 1 for the best response to a prompt, -1 for the worst one, else 0."""
         buffer, episodes = self.rollout_buffer, self.rollout_buffer.episodes
         assert episodes is not None and episodes.group_ids is not None
@@ -269,13 +268,13 @@ class OnlineDPO(GroupPolicyGradient):
         buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
         self.logger.record("train/pairs", int((signs > 0).sum()))
 
-    def _skipped(self, minibatch: Minibatch) -> Logged | None:
+    def skip_minibatch(self, minibatch: Minibatch) -> Logged | None:
         """Skip a minibatch that has no pair; its logged numbers are NaN."""
         if bool(minibatch.advantages.any()):
             return None
         return dict.fromkeys(_WITHOUT_PAIR, torch.tensor(math.nan))
 
-    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
+    def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.
 
         Both have the loss of the pair for each action. With the weights of the actions, its mean is that over pairs.
@@ -285,7 +284,7 @@ class OnlineDPO(GroupPolicyGradient):
         signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]
         best, worst = ((signs == sign).nonzero()[:, 0] for sign in (1, -1))
         best, worst = (rows[episodes.group_ids[rows].argsort()] for rows in (best, worst))
-        minibatch = selected(minibatch, torch.stack([best, worst], dim=1).flatten())
+        minibatch = minibatch.select(torch.stack([best, worst], dim=1).flatten())
         lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)
         weights = int(lengths.sum()) / (len(lengths) * lengths.float())
         return minibatch._replace(weights=weights.repeat_interleave(lengths))

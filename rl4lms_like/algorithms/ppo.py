@@ -39,7 +39,6 @@ class PPO(OnPolicyTextAlgorithm):
         self.batch_size = self.arguments.batch_size
         self.target_kl = self.arguments.target_kl
         self.loss_aggregation = self.arguments.loss_aggregation or self.loss_aggregation
-        self._kept_fraction: Tensor | None = None
 
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the clipped surrogate, the critic's error and the negative entropy."""
@@ -67,7 +66,7 @@ class PPO(OnPolicyTextAlgorithm):
         else:
             # Actions outside the band have no loss and do not count: the mean is over those within it.
             in_band = self._in_band(log_ratio)
-            fraction = in_band.mean() if self._kept_fraction is None else self._kept_fraction
+            fraction = in_band.mean() if minibatch.fraction_in_band is None else minibatch.fraction_in_band
             policy_loss = surrogate(log_ratio, minibatch.advantages) * in_band / fraction.clamp_min(SMALLEST_MEAN)
 
         return Objective(
@@ -75,17 +74,17 @@ class PPO(OnPolicyTextAlgorithm):
             value=value,
             entropy=-entropy,
             log_ratio=log_ratio.detach(),
-            nll=-minibatch.nll_weights * log_prob if options.nll_coef else None,
+            nll=None if minibatch.nll_weights is None else -minibatch.nll_weights * log_prob,
         )
 
     def _in_band(self, log_ratio: Tensor) -> Tensor:
         """Return 1 for actions whose ratio is in `ratio_band`, else 0 `[n_actions]`."""
-        low, high = self._ratio_limits
+        low, high = self.ratio_limits
         ratio = log_ratio.detach().exp()
         return ((ratio >= low) & (ratio <= high)).float()
 
-    def _prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
-        minibatch = super()._prepare_minibatch(minibatch)
+    def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
+        minibatch = super().prepare_minibatch(minibatch)
         options = self.arguments
 
         # Imitation of good episodes: the mean is over their actions, not over all (VAPO, arXiv 2504.05118).
@@ -104,11 +103,11 @@ class PPO(OnPolicyTextAlgorithm):
                     if fraction:  # 0: a pass that only keeps step with the other processes
                         in_band.append(self._in_band(log_prob - micro_batch.old_log_prob))
             of_all_processes = chain.from_iterable(self.ranks.gather(in_band))
-            self._kept_fraction = torch.cat(list(of_all_processes)).mean()
+            minibatch = minibatch._replace(fraction_in_band=torch.cat(list(of_all_processes)).mean())
         return minibatch
 
-    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
-        total = super()._total(objective, weights)
+    def total_loss(self, objective: Objective, weights: Tensor) -> Tensor:
+        total = super().total_loss(objective, weights)
         if objective.nll is not None:
             total = total + self.arguments.nll_coef * objective.nll.mean()
         return total
@@ -119,7 +118,7 @@ class PPO(OnPolicyTextAlgorithm):
         return self.update_progress is None or self.update_progress.epoch <= self._critic_epochs
 
     @property
-    def _ratio_limits(self) -> tuple[float, float]:
+    def ratio_limits(self) -> tuple[float, float]:
         options = self.arguments
         if options.ratio_band is not None:
             return options.ratio_band

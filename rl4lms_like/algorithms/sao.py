@@ -20,5 +20,5 @@ class SAO(PPO):
 
     arguments_class = SAOArguments
 
-    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {} if given.get("critic") == "shared" else {"critic_frozen": [ATTENTION]}

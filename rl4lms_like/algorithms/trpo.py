@@ -59,7 +59,7 @@ class TRPO(OnPolicyTextAlgorithm):
         super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
         self.batch_size = self.arguments.batch_size
 
-    def _policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"attn_implementation": "eager"}  # fused attention has no second derivatives
 
     def _setup_model(self) -> None:
@@ -77,12 +77,12 @@ class TRPO(OnPolicyTextAlgorithm):
             log_ratio=log_ratio.detach(),
         )
 
-    def _total(self, objective: Objective, weights: Tensor) -> Tensor:
+    def total_loss(self, objective: Objective, weights: Tensor) -> Tensor:
         """Return the loss without the critic's part, since the critic has separate steps."""
-        return super()._total(objective._replace(value=None), weights)
+        return super().total_loss(objective._replace(value=None), weights)
 
     @property
-    def _normalization(self) -> str | None:
+    def normalization(self) -> str | None:
         return "rollout" if self.arguments.normalize_advantage else None
 
     # --- the update -----------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class TRPO(OnPolicyTextAlgorithm):
         """Return the gradient `[n]` of the maximised surrogate over the whole rollout, and its logged scalars."""
         gradient = torch.zeros_like(actor.vector())
         parts: list[Objective] = []
-        for loss, objective in self._micro_losses(rollout, self._tokens_per_pass):
+        for loss, objective in self.micro_losses(rollout, self._tokens_per_pass):
             gradient -= actor.flat(actor.gradient(loss))
             parts.append(objective)
         self.ranks.sum(gradient)
@@ -169,7 +169,7 @@ class TRPO(OnPolicyTextAlgorithm):
             there = start + fraction * step
             found = self._compared(rollout, actor, there)
             if found["kl"] < options.target_kl and found["loss"] < loss:
-                self._weights_change()
+                self.weights_change()
                 actor.load(there)
                 self._n_updates += 1
                 gain = loss - found["loss"]

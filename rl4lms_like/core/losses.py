@@ -11,11 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-KLEstimator = Literal["k1", "k2", "k3"]
+from rl4lms_like.core.kl_estimators import KL_ESTIMATORS
+
 Correction = Literal["tis", "icepop", "sequence_mask"]
 
 
-def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator = "k1") -> Tensor:
+def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: str = "k1") -> Tensor:
     """Estimate KL(policy ‖ reference) from single samples, one per token (Schulman, "Approximating KL divergence").
 
     With l = log_prob - ref_log_prob: k1 = l, k2 = l²/2, k3 = e^{-l} - 1 + l. k1 and k3 are unbiased estimates of the
@@ -29,14 +30,10 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
         >>> [round(float(kl_estimate(log_prob, ref_log_prob, name)), 3) for name in ("k1", "k2", "k3")]
         [2.0, 2.0, 1.135]
     """
-    log_ratio = log_prob - ref_log_prob
-    if estimator == "k1":
-        return log_ratio
-    if estimator == "k2":
-        return log_ratio.square() / 2
-    if estimator == "k3":
-        return torch.exp(-log_ratio) - 1 + log_ratio
-    raise ValueError(f"{estimator} is not an estimator of single samples: use k1, k2 or k3")
+    of_samples = KL_ESTIMATORS[estimator].of_samples if estimator in KL_ESTIMATORS else None
+    if of_samples is None:
+        raise ValueError(f"{estimator} is not an estimator of single samples: use k1, k2 or k3")
+    return of_samples(log_prob - ref_log_prob)
 
 
 def clipped_surrogate(

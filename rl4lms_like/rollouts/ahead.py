@@ -195,6 +195,7 @@ def generate_in_background(
         # After a failure no call is tried: the run ends at the first one, so the others would only delay that.
         failure: BaseException | None = None
         generation_kwargs = policy.arguments.generation_kwargs
+
         for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
             try:
                 if failure is not None:

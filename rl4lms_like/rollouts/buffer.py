@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -27,19 +27,25 @@ SORTING_WINDOW = 4
 
 
 class Minibatch(NamedTuple):
-    """Whole episodes and data of their actions; the first six names are those of Stable-Baselines3.
+    """Whole episodes and numbers of their actions; the first six names are those of Stable-Baselines3.
+
+    Flat fields have one entry for each action, episode after episode. The update sets the last four, once it knows the
+    whole minibatch; see `OnPolicyTextAlgorithm.train`.
 
     Args:
         observations: the episodes.
-        actions: `[n_actions]`, token ids, episode after episode; the following fields have the same order.
+        actions: `[n_actions]`, token ids.
         old_values: `[n_actions]`, the critic's values in the rollout.
         old_log_prob: `[n_actions]`, log-probs in the rollout.
         advantages: `[n_actions]`.
         returns: `[n_actions]`.
-        weights: `[n_actions]`, weights of the actions in the policy's loss; see `core.objective.action_weights`.
-        episode_rewards: `[n_actions]`, the task reward of an action's whole episode, without the KL penalty.
-        nll_weights: `[n_actions]`, weights of the actions in the negative log-likelihood of good episodes.
         ref_log_prob: `[n_actions]`, log-probs under the reference; without one those in the rollout.
+        episode_rewards: `[n_actions]`, the task reward of an action's whole episode, without the KL penalty.
+        weights: `[n_actions]`, weights of the actions in the policy's loss; see `core.objective.action_weights`.
+        nll_weights: `[n_actions]`, weights of the actions in PPO's negative log-likelihood of good episodes; None
+            without that term.
+        fraction_in_band: `[]`, fraction of all actions of the minibatch whose ratio is in PPO's `ratio_band`; None
+            where the loss can compute it, because the minibatch is not split.
     """
 
     observations: EpisodeBatch
@@ -48,10 +54,74 @@ class Minibatch(NamedTuple):
     old_log_prob: Tensor
     advantages: Tensor
     returns: Tensor
-    weights: Tensor
-    episode_rewards: Tensor
-    nll_weights: Tensor
     ref_log_prob: Tensor
+    episode_rewards: Tensor
+    weights: Tensor
+    nll_weights: Tensor | None = None
+    fraction_in_band: Tensor | None = None
+
+    def select(self, index: Tensor) -> Minibatch:
+        """Return some of the episodes, in the order of the index `[k]`, with their flat fields."""
+        tokens = self.observations.token_index(index)  # positions in flat fields
+        return Minibatch(
+            observations=self.observations.select(index),
+            actions=self.actions[tokens],
+            old_values=self.old_values[tokens],
+            old_log_prob=self.old_log_prob[tokens],
+            advantages=self.advantages[tokens],
+            returns=self.returns[tokens],
+            ref_log_prob=self.ref_log_prob[tokens],
+            episode_rewards=self.episode_rewards[tokens],
+            weights=self.weights[tokens],
+            nll_weights=None if self.nll_weights is None else self.nll_weights[tokens],
+            fraction_in_band=self.fraction_in_band,  # of the whole minibatch
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AddedEpisodes:
+    """Episodes as they were added to a buffer, before advantages can be computed.
+
+    Args:
+        episodes: `n` whole episodes.
+        rewards: `[n_tokens]`, including the KL penalty.
+        values: `[n_tokens]`.
+        log_probs: `[n_tokens]`.
+        episode_rewards: `[n_tokens]`, the task reward of each token's whole episode.
+        last_values: `[n]`, the value after each episode's end.
+        kl: `[n_tokens]`, log-prob under the policy minus that under the reference; None without a reference.
+    """
+
+    episodes: EpisodeBatch
+    rewards: Tensor
+    values: Tensor
+    log_probs: Tensor
+    episode_rewards: Tensor
+    last_values: Tensor
+    kl: Tensor | None
+
+
+@dataclass(eq=False)
+class TokenFields:
+    """Numbers of all tokens of a rollout, each `[n_tokens]`, episode after episode.
+
+    Args:
+        rewards: including the KL penalty.
+        values: of the critic in the rollout.
+        log_probs: of the policy in the rollout.
+        advantages: of the actions; an algorithm may replace them before its first step.
+        returns: targets of the critic.
+        episode_rewards: the task reward of each token's whole episode.
+        kl: log-prob under the policy minus that under the reference; None without a reference.
+    """
+
+    rewards: Tensor
+    values: Tensor
+    log_probs: Tensor
+    advantages: Tensor
+    returns: Tensor
+    episode_rewards: Tensor
+    kl: Tensor | None
 
 
 class EpisodeBuffer:
@@ -100,51 +170,18 @@ class EpisodeBuffer:
         self.sort_by_length = sort_by_length
         self.value_gae_lambda = value_gae_lambda
         self.gae_length_alpha = gae_length_alpha
+
         self._rng = np.random.default_rng()
-        self.episodes: EpisodeBatch | None = None
         self.reset()
 
-    def seed(self, seed: int) -> None:
-        """Seed the order of minibatches."""
-        self._rng = np.random.default_rng(seed)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the random number generator. Episodes are not included."""
-        return {"rng": self._rng.bit_generator.state}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
-        self._rng.bit_generator.state = state["rng"]
-
-    def rollout(self) -> dict[str, Tensor]:
-        """Return the episodes and all fields of their tokens, by name; `load_rollout` restores them."""
-        assert self.episodes is not None
-        parts = {name: getattr(self.episodes, name) for name in _OF_EPISODES}
-        parts |= {name: getattr(self, f"_{name}") for name in _OF_TOKENS}
-        return {name: part for name, part in parts.items() if part is not None}
-
-    def load_rollout(self, rollout: Mapping[str, Tensor], prompt_side: Literal["left", "right"]) -> None:
-        """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
-        self.reset()
-        parts = {name: part.to(self.device) for name, part in rollout.items()}
-        parts.setdefault("episode_rewards", torch.full_like(parts["rewards"], math.nan))  # of an older version
-        of_episodes: dict[str, Any] = {name: parts.get(name) for name in _OF_EPISODES}
-        self.episodes = EpisodeBatch(**of_episodes, prompt_side=prompt_side)
-        self.n_tokens = self.episodes.n_tokens
-        for name in _OF_TOKENS:
-            setattr(self, f"_{name}", parts.get(name))
+    # --- a rollout, in this order -----------------------------------------------------------------------------------
 
     def reset(self) -> None:
         """Remove all episodes."""
-        self._parts: list[tuple[EpisodeBatch, Tensor, Tensor, Tensor, Tensor, Tensor]] = []
-        self._kl_parts: list[Tensor] = []
+        self._added: list[AddedEpisodes] = []
+        self._fields: TokenFields | None = None
+        self.episodes: EpisodeBatch | None = None
         self.n_tokens = 0
-        self.episodes = None
-
-    @property
-    def full(self) -> bool:
-        """True once advantages have been computed."""
-        return self.episodes is not None
 
     def add(
         self,
@@ -172,44 +209,71 @@ class EpisodeBuffer:
         """
         if not bool((episodes.lengths > 0).all()):
             raise ValueError("an episode has no actions: all of its tokens come from the environment")
-        if last_values is None:
-            last_values = torch.zeros(episodes.n_episodes)
-        fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
-        fields |= {} if kl is None else {"kl": kl}
-        for name, field in fields.items():
+        flat_fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
+        if kl is not None:
+            flat_fields["kl"] = kl
+        for name, field in flat_fields.items():
             if field.shape != (episodes.n_tokens,):
                 raise ValueError(f"{name} has shape {tuple(field.shape)}, the episodes have {episodes.n_tokens} tokens")
+
+        if last_values is None:
+            last_values = torch.zeros(episodes.n_episodes)
         if episode_rewards is None:
-            episode_rewards = episodes.pad(rewards).sum(dim=1)
-        of_actions = episode_rewards.repeat_interleave(episodes.lengths)
-        given = (rewards, values, log_probs, last_values, of_actions)
-        flat = [field.to(self.device, self.dtype) for field in given]
-        self._parts.append((episodes.to(self.device), flat[0], flat[1], flat[2], flat[3], flat[4]))
-        if kl is not None:
-            self._kl_parts.append(kl.to(self.device, self.dtype))
+            episode_rewards = episodes.pad(rewards).sum(dim=1)  # [n]
+        added = AddedEpisodes(
+            episodes=episodes.to(self.device),
+            rewards=rewards.to(self.device, self.dtype),
+            values=values.to(self.device, self.dtype),
+            log_probs=log_probs.to(self.device, self.dtype),
+            episode_rewards=episode_rewards.repeat_interleave(episodes.lengths).to(self.device, self.dtype),
+            last_values=last_values.to(self.device, self.dtype),
+            kl=None if kl is None else kl.to(self.device, self.dtype),
+        )
+        self._added.append(added)
         self.n_tokens += episodes.n_tokens
 
     def compute_returns_and_advantage(self, last_values: Any = None, dones: Any = None) -> None:
         """Compute advantages and returns within each episode; the arguments are Stable-Baselines3's and ignored."""
-        batches, rewards, values, log_probs, ends, episode_rewards = zip(*self._parts, strict=True)
-        self.episodes = EpisodeBatch.concatenated(batches)
-        self._rewards, self._values, self._log_probs = torch.cat(rewards), torch.cat(values), torch.cat(log_probs)
-        self._episode_rewards = torch.cat(episode_rewards)
-        self._kl = torch.cat(self._kl_parts) if self._kl_parts else None
-        alpha, last_values = self.gae_length_alpha, torch.cat(ends)
-        of_policy = self.gae_lambda if alpha is None else length_adaptive_lambda(self.episodes.lengths, alpha)
-        self._advantages, self._returns = self._generalized_advantages(of_policy, last_values)
-        of_critic = self.gae_lambda if self.value_gae_lambda is None else self.value_gae_lambda
-        if alpha is not None or of_critic != self.gae_lambda:
-            self._returns = self._generalized_advantages(of_critic, last_values)[1]
+        self.episodes = EpisodeBatch.concatenated([added.episodes for added in self._added])
+        rewards = self._joined("rewards")  # [n_tokens]
+        values = self._joined("values")  # [n_tokens]
+        ends = self._joined("last_values")  # [n_episodes]
 
-    def _generalized_advantages(self, gae_lambda: float | Tensor, last_values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return advantages and returns `[n_tokens]`."""
+        # Advantages: the lambda is the same for all episodes, or grows with their length (VAPO, arXiv 2504.05118).
+        policy_lambda: float | Tensor = self.gae_lambda
+        if self.gae_length_alpha is not None:
+            policy_lambda = length_adaptive_lambda(self.episodes.lengths, self.gae_length_alpha)  # [n_episodes]
+        advantages, returns = self._generalized_advantages(rewards, values, ends, policy_lambda)
+
+        # The critic's targets may have a lambda of their own (VC-PPO, arXiv 2503.01491: 1, Monte-Carlo returns).
+        critic_lambda = self.gae_lambda if self.value_gae_lambda is None else self.value_gae_lambda
+        if self.gae_length_alpha is not None or critic_lambda != self.gae_lambda:
+            _, returns = self._generalized_advantages(rewards, values, ends, critic_lambda)
+
+        has_reference = self._added[0].kl is not None
+        self._fields = TokenFields(
+            rewards=rewards,
+            values=values,
+            log_probs=self._joined("log_probs"),
+            advantages=advantages,
+            returns=returns,
+            episode_rewards=self._joined("episode_rewards"),
+            kl=self._joined("kl") if has_reference else None,
+        )
+
+    def _joined(self, name: str) -> Tensor:
+        """Return a field of all added episodes."""
+        return torch.cat([getattr(added, name) for added in self._added])
+
+    def _generalized_advantages(
+        self, rewards: Tensor, values: Tensor, last_values: Tensor, gae_lambda: float | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return advantages and returns `[n_tokens]`, the first two arguments being `[n_tokens]` too."""
         assert self.episodes is not None
-        mask = self.episodes.action_mask
+        mask = self.episodes.action_mask  # [n_episodes, response_len]
         advantages, returns = generalized_advantages(
-            self.episodes.pad(self._rewards),
-            self.episodes.pad(self._values),
+            self.episodes.pad(rewards),
+            self.episodes.pad(values),
             mask,
             gamma=self.gamma,
             gae_lambda=gae_lambda,
@@ -225,79 +289,140 @@ class EpisodeBuffer:
         """
         assert self.episodes is not None, "call compute_returns_and_advantage first"
         if batch_size is None:
-            groups = [list(range(self.episodes.n_episodes))]
+            minibatches = [list(range(self.episodes.n_episodes))]
         else:
-            groups = self._minibatches(self.episodes.response_lengths.tolist(), batch_size)
-        for group in groups:
-            yield self.samples(torch.tensor(group, device=self.device))
+            minibatches = self._draw_minibatches(self.episodes.response_lengths.tolist(), batch_size)
+        for rows in minibatches:
+            yield self.samples(torch.tensor(rows, device=self.device))
 
     def samples(self, episodes: Tensor) -> Minibatch:
-        """Return some episodes and their fields; all actions have weight 1."""
+        """Return the episodes of these rows `[k]` and their fields; all actions have weight 1."""
         assert self.episodes is not None
-        tokens = self.episodes.token_index(episodes)
+        flat = self._known_fields()
+        tokens = self.episodes.token_index(episodes)  # positions in flat fields
         chosen = self.episodes.select(episodes)
+
+        # log ref = log pi - (log pi - log ref): the buffer keeps the difference, which is what the KL is made of.
+        log_prob = flat.log_probs[tokens]
+        ref_log_prob = log_prob - (0.0 if flat.kl is None else flat.kl[tokens])
+        returns = flat.returns[tokens]
         return Minibatch(
             observations=chosen,
             actions=chosen.actions,
-            old_values=self._values[tokens],
-            old_log_prob=self._log_probs[tokens],
-            advantages=self._advantages[tokens],
-            returns=self._returns[tokens],
-            weights=torch.ones_like(self._returns[tokens]),
-            episode_rewards=self._episode_rewards[tokens],
-            nll_weights=torch.zeros_like(self._returns[tokens]),
-            ref_log_prob=self._log_probs[tokens] - (0.0 if self._kl is None else self._kl[tokens]),
+            old_values=flat.values[tokens],
+            old_log_prob=log_prob,
+            advantages=flat.advantages[tokens],
+            returns=returns,
+            ref_log_prob=ref_log_prob,
+            episode_rewards=flat.episode_rewards[tokens],
+            weights=torch.ones_like(returns),
         )
 
-    def _minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
-        """Return the episodes of each minibatch; those with the same prompt are shuffled and packed as one unit."""
+    def _draw_minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
+        """Return the rows of each minibatch, in random order.
+
+        Episodes that share a prompt are shuffled and packed as one unit, so that a minibatch computes it only once.
+        """
         assert self.episodes is not None
         rows = self.episodes.group_ids if self.keeps_groups else self.episodes.prompt_rows
         units = self.episodes.together(rows)
-        order = [episode for i in self._rng.permutation(len(units)) for episode in units[i]]
+        order = []
+        for unit in self._rng.permutation(len(units)):
+            order += units[unit]
         if not self.sort_by_length:
             return pack_episodes(lengths, order, batch_size, rows, keeps_groups=self.keeps_groups)
-        longest = {episode: max(lengths[other] for other in unit) for unit in units for episode in unit}
-        groups: list[list[int]] = []
+
+        # A unit is sorted by its longest episode: that is the width to which the others are padded.
+        longest = {}
+        for episodes in units:
+            for episode in episodes:
+                longest[episode] = max(lengths[other] for other in episodes)
+
+        # Sorting only within windows of a few minibatches keeps most of the random order, which the gradient needs.
+        minibatches: list[list[int]] = []
         for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size, rows, keeps_groups=self.keeps_groups):
             by_length = sorted(window, key=longest.__getitem__)
-            groups += pack_episodes(lengths, by_length, batch_size, rows, keeps_groups=self.keeps_groups)
-        return [groups[i] for i in self._rng.permutation(len(groups))]
+            minibatches += pack_episodes(lengths, by_length, batch_size, rows, keeps_groups=self.keeps_groups)
+        return [minibatches[i] for i in self._rng.permutation(len(minibatches))]
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def seed(self, seed: int) -> None:
+        """Seed the order of minibatches."""
+        self._rng = np.random.default_rng(seed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the random number generator. Episodes are not included."""
+        return {"rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
+        self._rng.bit_generator.state = state["rng"]
+
+    def rollout(self) -> dict[str, Tensor]:
+        """Return the episodes and all fields of their tokens, by name; `load_rollout` restores them."""
+        tensors = {name: getattr(self.episodes, name) for name in _EPISODE_FIELDS}
+        tensors |= {name: getattr(self._known_fields(), name) for name in _TOKEN_FIELDS}
+        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+    def load_rollout(self, rollout: Mapping[str, Tensor], prompt_side: Literal["left", "right"]) -> None:
+        """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
+        self.reset()
+        tensors = {name: tensor.to(self.device) for name, tensor in rollout.items()}
+        # Checkpoints of version 0.1 have no rewards of episodes; the algorithms of that version do not read them.
+        tensors.setdefault("episode_rewards", torch.full_like(tensors["rewards"], math.nan))
+
+        episode_fields: dict[str, Any] = {name: tensors.get(name) for name in _EPISODE_FIELDS}
+        token_fields: dict[str, Any] = {name: tensors.get(name) for name in _TOKEN_FIELDS}
+        self.episodes = EpisodeBatch(**episode_fields, prompt_side=prompt_side)
+        self._fields = TokenFields(**token_fields)
+        self.n_tokens = self.episodes.n_tokens
+
+    # --- numbers of all tokens --------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        """True once advantages have been computed."""
+        return self.episodes is not None
+
+    def _known_fields(self) -> TokenFields:
+        assert self._fields is not None, "call compute_returns_and_advantage first"
+        return self._fields
 
     @property
     def rewards(self) -> np.ndarray:
         """Rewards `[n_tokens]`, including the KL penalty."""
-        return np.asarray(self._rewards.cpu().numpy())
+        return np.asarray(self._known_fields().rewards.cpu().numpy())
 
     @property
     def values(self) -> np.ndarray:
         """Values `[n_tokens]`; NumPy, as Stable-Baselines3 expects."""
-        return np.asarray(self._values.cpu().numpy())
+        return np.asarray(self._known_fields().values.cpu().numpy())
 
     @property
     def returns(self) -> np.ndarray:
         """Returns `[n_tokens]`; NumPy, as Stable-Baselines3 expects."""
-        return np.asarray(self._returns.cpu().numpy())
+        return np.asarray(self._known_fields().returns.cpu().numpy())
 
     @property
     def log_probs(self) -> Tensor:
         """Log-probs `[n_tokens]` under the policy that generated the episodes."""
-        return self._log_probs
+        return self._known_fields().log_probs
 
     @property
     def kl(self) -> Tensor | None:
         """Log-prob under the policy minus that under the reference `[n_tokens]`; None without a reference."""
-        return self._kl
+        return self._known_fields().kl
 
     @property
     def advantages(self) -> Tensor:
         """Advantages `[n_tokens]`."""
-        return self._advantages
+        return self._known_fields().advantages
 
     @advantages.setter
     def advantages(self, advantages: Tensor) -> None:
-        self._advantages = advantages
+        self._known_fields().advantages = advantages
 
 
-_OF_EPISODES = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
-_OF_TOKENS = ("rewards", "values", "log_probs", "kl", "advantages", "returns", "episode_rewards")
+_EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+_TOKEN_FIELDS = tuple(field.name for field in fields(TokenFields))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -45,6 +45,38 @@ from rl4lms_like.rollouts.rollout import (
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class EnvTraits:
+    """Attributes of environments that a collector reads once; they are equal in all of them.
+
+    Args:
+        max_episode_length: tokens; longer episodes are truncated.
+        eos_token_ids: tokens that end an episode; none if the environment does not end episodes by them.
+        tokenizer: finds stop strings in the responses; None without stop strings.
+        plays_episodes: whether it plays whole episodes (`TextVecEnv.play`) instead of single tokens.
+    """
+
+    max_episode_length: int
+    eos_token_ids: list[int]
+    tokenizer: Any
+    plays_episodes: bool
+
+    @classmethod
+    def of(cls, env: VecEnv) -> EnvTraits:
+        """Read the traits of a vectorised environment of `TextGenEnv`s."""
+
+        def attribute(name: str) -> Any:
+            return env.get_attr(name, [0])[0]
+
+        return cls(
+            max_episode_length=attribute("max_episode_length"),
+            eos_token_ids=sorted(attribute("eos_token_ids")) if attribute("terminate_on_eos") else [],
+            tokenizer=attribute("layout").tokenizer if attribute("stop_strings") else None,
+            # The class, not the object: a wrapper forwards attributes, but does its own work in `step`.
+            plays_episodes=hasattr(type(env), "play"),
+        )
+
+
 class RolloutCollector:
     """Collector that fills a buffer with whole episodes.
 
@@ -57,8 +89,6 @@ class RolloutCollector:
         ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
-        replay: source of rollouts that are then not generated; None = all are generated.
-        recorder: keeps each rollout on disk; None = they are not kept.
         next_rollout: its first generation batches, if they are generated in the background.
         episode_infos: total reward, length and sample of each episode of the last rollout.
 
@@ -85,34 +115,35 @@ class RolloutCollector:
         self.episode_infos: list[dict[str, Any]] = []
         self._seconds: dict[str, float] = {}
 
-        self.replay: RolloutSource | None = None
-        self.recorder: RolloutRecorder | None = None
+        self._replay: RolloutSource | None = None
+        self._recorder: RolloutRecorder | None = None
         self.next_rollout = NextRollout(self)
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
         """Use this environment from now on."""
         self.env = env
+        self.traits = EnvTraits.of(env)
         self.next_rollout.forget()  # its prompts are those of the environment before
-        self.max_episode_length: int = env.get_attr("max_episode_length", [0])[0]
 
-        self.eos_token_ids: list[int] = []
-        if env.get_attr("terminate_on_eos", [0])[0]:
-            self.eos_token_ids = sorted(env.get_attr("eos_token_ids", [0])[0])
-        self.tokenizer: Any = None  # for stop strings
-        if env.get_attr("stop_strings", [0])[0]:
-            self.tokenizer = env.get_attr("layout", [0])[0].tokenizer
-
-        # Check the class, not the object: a wrapper forwards attributes, but does its own work in `step`.
-        self._plays = hasattr(type(env), "play")
-        if self.generates_ahead and not self._plays:
+        if self.generates_ahead and not self.traits.plays_episodes:
             raise RL4LMsLikeError("an engine that generates ahead requires a TextVecEnv that is not wrapped")
         group_size = self.options.group_size
-        if group_size > 1 and not self._plays:
+        if group_size > 1 and not self.traits.plays_episodes:
             raise RL4LMsLikeError("several responses per prompt (group_size) require a TextVecEnv that is not wrapped")
         if env.num_envs % group_size:
             message = f"{env.num_envs} responses cannot be divided into groups of {group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
+
+    def attach(self, *, replay: RolloutSource | None = None, recorder: RolloutRecorder | None = None) -> None:
+        """Replay or record the rollouts from now on.
+
+        Args:
+            replay: source of rollouts that are then not generated; None = all are generated.
+            recorder: keeps each rollout on disk; None = they are not kept.
+        """
+        self._replay = replay
+        self._recorder = recorder
 
     @property
     def n_envs(self) -> int:
@@ -122,7 +153,24 @@ class RolloutCollector:
     @property
     def generates_ahead(self) -> bool:
         """True if an engine generates the next rollout during the update on this one."""
-        return self.policy.arguments.is_ahead and self.replay is None
+        return self.policy.arguments.is_ahead and self._replay is None
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`."""
+        if self._replay is not None:
+            return self._replay.is_off_policy
+        return self.policy.arguments.is_ahead
+
+    @property
+    def max_episode_length(self) -> int:
+        """Length in tokens at which episodes are truncated."""
+        return self.traits.max_episode_length
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Tokens that end an episode."""
+        return self.traits.eos_token_ids
 
     # --- a rollout --------------------------------------------------------------------------------------------------
 
@@ -150,11 +198,11 @@ class RolloutCollector:
 
         # Episodes with the task's reward and the policy's scores of each token: generated now, or read from the
         # rollouts that an earlier run kept.
-        if self.replay is None:
+        if self._replay is None:
             rollout = self._generate_rollout(n_tokens, updates_policy=updates_policy, on_batch=on_batch)
         else:
             with self._timed("score_s"):
-                rollout = self.replay.next_rollout(updates_policy=updates_policy)
+                rollout = self._replay.next_rollout(updates_policy=updates_policy)
         self.episode_infos = rollout.episode_infos()
 
         # The reward of each token, with the KL penalty if it is placed there; then advantages and returns.
@@ -182,8 +230,8 @@ class RolloutCollector:
         info["rollout_info/kl_coeff"] = coeff if self.kl.placement == "reward" else self.kl.coeff
 
         # The recorder comes first: it keeps the random generators as the rollout left them.
-        if self.recorder is not None:
-            self.recorder.record(rollout)
+        if self._recorder is not None:
+            self._recorder.record(rollout)
         info |= engine_gaps(rollout, buffer, self.policy, self.ranks)
 
         # The sampler learns from this rollout before the prompts of the next one are drawn.
@@ -216,7 +264,7 @@ class RolloutCollector:
                 break
             if on_batch is not None:
                 on_batch()
-            batch = self._generation_batch()
+            batch = self.generation_batch()
             generated.append(batch)
             n_generated += batch.episodes.n_tokens
 
@@ -238,7 +286,7 @@ class RolloutCollector:
                 batches.append(replace(batch, scores=self.score(batch.episodes)))
         return Rollout(batches, generated, updates_policy=updates_policy)
 
-    def _generation_batch(self) -> RolloutBatch:
+    def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""
         self.policy.prepare_engine(self.ranks)
         with self.policy.gathered(to_generate=True):
@@ -264,7 +312,7 @@ class RolloutCollector:
 
         # Task rewards of the tokens `[n_tokens]`; an environment that is not a `TextVecEnv` gives them step by step.
         with self._timed("play_s"):
-            if self._plays:
+            if self.traits.plays_episodes:
                 env: Any = self.env
                 total = env.play(episodes)
                 played = TokenRewards(total, getattr(env, "reward_parts", {}))
@@ -280,7 +328,7 @@ class RolloutCollector:
 
     def draw_prompts(self) -> DrawnBatch:
         """Draw the prompts of a generation batch, and the seed of its sampling."""
-        if self._plays:  # another algorithm with the same environment may have changed it
+        if self.traits.plays_episodes:  # another algorithm with the same environment may have changed it
             self.env.group_size = self.options.group_size  # type: ignore[attr-defined]
         observation = self.env.reset()
         assert isinstance(observation, dict)
@@ -297,8 +345,8 @@ class RolloutCollector:
             # The main process samples as a single process does.
             "seed": derived_seed(seed, "rank", self.ranks.rank) if self.ranks.rank else seed,
         }
-        if self.tokenizer is not None:
-            arguments["tokenizer"] = self.tokenizer
+        if self.traits.tokenizer is not None:
+            arguments["tokenizer"] = self.traits.tokenizer
 
         # If the policy's own distribution is sampled to its end, the log-probs of the sampling are those of the scores.
         first = self.options.first_token_temperature
@@ -316,8 +364,10 @@ class RolloutCollector:
             ModelError: a score is not finite.
         """
         with blame_memory_errors_on("scoring"):
-            parts = self._by_part(episodes, self.policy.score)
-        scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
+            scored = self._by_part(episodes, self.policy.score)
+        scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*scored, strict=True)))
+
+        # A number that is not finite would spread from one token to all advantages, and from there to the weights.
         for name, field in scores._asdict().items():
             if not bool(torch.isfinite(field).all()):
                 raise ModelError(
@@ -336,14 +386,15 @@ class RolloutCollector:
         def of_this_process() -> list[T]:
             device = episodes.response_ids.device
             limit = self.options.score_batch_size
-            groups = own_batches(episodes, limit, self.ranks, in_step=self.policy.is_sharded)
-            if groups and len(groups[0]) == episodes.n_episodes:
+            batches = own_batches(episodes, limit, self.ranks, in_step=self.policy.is_sharded)
+            if batches and len(batches[0]) == episodes.n_episodes:
                 return [compute(episodes)]
 
+            # An empty batch is a pass that only keeps step with the other processes: its result does not count.
             results = []
-            for group in groups:
-                result = compute(episodes.select(torch.tensor(group or [0], device=device)))
-                if group:
+            for rows in batches:
+                result = compute(episodes.select(torch.tensor(rows or [0], device=device)))
+                if rows:
                     results.append(result)
             return results
 

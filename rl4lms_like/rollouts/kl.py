@@ -12,6 +12,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal
 
+from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,28 +21,6 @@ CLIP = 0.2
 """Relative errors are clipped to this size (arXiv 1909.08593, section 2.2)."""
 TOP_K = 64
 """Default number of tokens of the estimator `top_k`."""
-Placement = Literal["reward", "advantage", "loss"]
-Estimator = Literal["k1", "k2", "k3", "top_k", "full"]
-EXACT = ("top_k", "full")
-"""Estimators that need the distributions of policy and reference, not only the log-probs of the sampled tokens."""
-
-
-def estimator_error(placement: str, estimator: str | None, top_k: int | None = None) -> str | None:
-    """Return the error for an estimator that does not fit its placement; None if it fits.
-
-    Example:
-        >>> estimator_error("loss", "full") is None, estimator_error("reward", "full") is None
-        (True, False)
-    """
-    if placement == "loss" and estimator == "k1":
-        return "k1 in the loss has an expected gradient of 0: use another estimator or placement"
-    if placement != "loss" and estimator in EXACT:
-        return f"{estimator} is a term of the loss with a gradient of its own: use placement: loss"
-    if placement == "advantage" and estimator not in (None, "k1"):
-        return f"{estimator} in the advantage does not have the gradient of the KL: use k1"
-    if top_k is not None and estimator != "top_k":
-        return "top_k has no effect without estimator: top_k"
-    return None
 
 
 class KLController(ABC):
@@ -50,7 +30,7 @@ class KLController(ABC):
         coeff: initial coefficient.
         target_kl: target KL of the controller, in its own unit; None if it has no target.
         estimator: single-sample estimate of the KL (k1, k2, k3), or the KL over the `top_k` most probable tokens or
-            the `full` vocabulary; default: k3 in the loss, else k1.
+            the `full` vocabulary; see `core.kl_estimators`. Default: k3 in the loss, else k1.
         max_coeff: the coefficient never exceeds this; None = no limit.
         placement: the penalty is subtracted from the `reward` of each token, or only from the token's own `advantage`,
             or is a term of the `loss`.

@@ -181,6 +181,10 @@ class Rollout:
 class RolloutSource(Protocol):
     """Source of rollouts that are not generated, such as those that an earlier run kept on disk."""
 
+    @property
+    def is_off_policy(self) -> bool:
+        """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`."""
+
     def next_rollout(self, *, updates_policy: bool) -> Rollout:
         """Return the next rollout of the iterations, or the next one of the critic's pretraining."""
 
@@ -197,7 +201,14 @@ def token_rewards(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Compute the reward of each token.
 
-    r_t = task_t / std(episode totals) - coeff * KL_t        KL_t: an estimate of log pi(a_t) - log ref(a_t)
+        r_t = task_t / std(episode totals) - coeff * KL_t        KL_t: an estimate of log pi(a_t) - log ref(a_t)
+
+    The KL penalty has one of three placements, and one further penalty is not part of these rewards:
+
+        reward       in r_t, here
+        advantage    in the advantage of the token alone: `GroupPolicyGradient.prepare_rollout`
+        loss         a term of the loss: `GroupPolicyGradient.loss`
+        overlong     critic-free algorithms subtract it from the totals of long episodes, after this: `prepare_rollout`
 
     Args:
         rollout: played and scored.
@@ -219,13 +230,12 @@ def token_rewards(
     rewards = []
     kl_rewards = []
     for batch in rollout.batches:
-        # Both log-probs are over the whole vocabulary, also where a mask restricts the sampling. Placed in the
-        # advantage or the loss, the penalty is not part of the reward.
+        # Both log-probs are over the whole vocabulary, also where a mask restricts the sampling; the estimators are
+        # in `core.kl_estimators`.
         kl_reward = torch.zeros_like(batch.rewards)
         if kl.placement == "reward":
             scores = batch.known_scores()
-            estimator: Any = kl.estimator
-            kl_reward = -kl.coeff * kl_estimate(scores.raw_log_prob, scores.ref_log_prob, estimator)
+            kl_reward = -kl.coeff * kl_estimate(scores.raw_log_prob, scores.ref_log_prob, kl.estimator)
         rewards.append(batch.rewards * scale + kl_reward)
         kl_rewards.append(kl_reward)
     return rewards, kl_rewards

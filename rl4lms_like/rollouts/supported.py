@@ -22,11 +22,9 @@ def unsupported(algorithm: Any) -> str | None:
     """Return why an algorithm cannot be trained on text rollouts; None if nothing in its class prevents it."""
     if misfit := _is_on_policy(algorithm):
         return misfit
-    names = [f"{each.__module__}:{each.__qualname__}" for each in algorithm.__mro__]
-    if TEXT in names:
+    if TEXT in [_path(cls) for cls in algorithm.__mro__]:
         return None
-    own = [vars(each) for each in algorithm.__mro__[: names.index(BASE)]]
-    if any("collect_rollouts" in members for members in own):
+    if "collect_rollouts" in _members_below_base(algorithm):
         return "it has its own `collect_rollouts`, which text rollouts would replace"
     return None
 
@@ -38,13 +36,30 @@ def unsupported_with(algorithm: type, policy: Any) -> str | None:
         algorithm: class derived from `OnPolicyAlgorithm`.
         policy: class of the policy.
     """
-    names = [f"{each.__module__}:{each.__qualname__}" for each in algorithm.__mro__]
-    members = [member for each in algorithm.__mro__[: names.index(BASE)] for member in vars(each).values()]
     # `co_names` lists the attributes that a function's code reads, so that nothing needs to be called.
-    asked = {name for member in members for name in getattr(getattr(member, "__code__", None), "co_names", ())}
-    if "get_distribution" not in asked or hasattr(policy, "get_distribution"):
+    attributes: set[str] = set()
+    for member in _members_below_base(algorithm).values():
+        for function in member:
+            code = getattr(function, "__code__", None)
+            attributes.update(getattr(code, "co_names", ()))
+    if "get_distribution" not in attributes or hasattr(policy, "get_distribution"):
         return None
     return (
         f"it calls the policy's `get_distribution`, which {policy.__name__} does not have; this library's `trpo` does "
         f"not need it"
     )
+
+
+def _members_below_base(algorithm: type) -> dict[str, list[Any]]:
+    """Return what an algorithm and its bases below `OnPolicyAlgorithm` define, by name."""
+    members: dict[str, list[Any]] = {}
+    for cls in algorithm.__mro__:
+        if _path(cls) == BASE:
+            break
+        for name, member in vars(cls).items():
+            members.setdefault(name, []).append(member)
+    return members
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -30,11 +30,17 @@ from rl4lms_like.policies.arguments import generates_ahead
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
-from rl4lms_like.rollouts.progress import UpdateProgress
+from rl4lms_like.rollouts.progress import UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.supported import unsupported, unsupported_with
 
 Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
+
+# The mixin calls the methods of the algorithm that follows it in the bases; type checkers see them through this base.
+if TYPE_CHECKING:
+    _Mixin = OnPolicyAlgorithm
+else:
+    _Mixin = object
 
 
 def _nothing() -> None:
@@ -43,7 +49,7 @@ def _nothing() -> None:
 
 @dataclass(frozen=True)
 class RunHooks:
-    """What a training loop does within an iteration.
+    """Calls of a training loop within an iteration.
 
     Args:
         interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
@@ -55,7 +61,7 @@ class RunHooks:
     on_step: Callable[[], None] = _nothing
 
 
-class TextRollouts:
+class TextRollouts(_Mixin):
     """Mixin that makes an `OnPolicyAlgorithm` collect whole episodes; it precedes the algorithm in the bases.
 
     Args:
@@ -65,9 +71,19 @@ class TextRollouts:
         ranks: the processes that train together, see `RolloutCollector`.
 
     Attributes:
+        collector: collects the rollouts; None while there is no environment.
         hooks: those of the iteration that `learn_iteration` runs now; otherwise they do nothing.
         update_progress: of the update on the rollout in the buffer; None while the rollout is incomplete.
     """
+
+    learns_off_policy: ClassVar[bool] = False
+    """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
+    pretraining: Any = None
+    """Progress of the critic's pretraining, if the algorithm has one and it is requested."""
+    collector: Any
+    sampling_seed: int
+    policy: Any
+    rollout_buffer: Any
 
     def __init__(
         self,
@@ -82,6 +98,7 @@ class TextRollouts:
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self.rollout_options = rollout_options or RolloutOptions(norm_reward=norm_reward)
         policy_kwargs = kwargs.get("policy_kwargs") or {}
+        # The policy is Stable-Baselines3's first argument.
         if reason := self._unsupported(args[0] if args else kwargs.get("policy"), policy_kwargs):
             raise RL4LMsLikeError(reason)
 
@@ -115,7 +132,7 @@ class TextRollouts:
             return f"{name} sums no gradients over processes: use an algorithm of this library, or one process"
 
         if generates_ahead(policy_kwargs):
-            if not getattr(self, "learns_off_policy", False):
+            if not self.learns_off_policy:
                 return f"{name} cannot correct for rollouts of older weights: remove ahead from the engine"
             if self.ranks.size > 1:
                 return "an engine generates ahead for a single process only: remove ahead"
@@ -125,20 +142,29 @@ class TextRollouts:
     def _needs_reference(self) -> bool:
         return self.kl_controller.coeff != 0
 
-    def _setup_model(self: Any) -> None:
-        super()._setup_model()  # type: ignore[misc]
-        self.sampling_seed = self.seed
+    def _setup_model(self) -> None:
+        # `load` calls this with the attributes of its file. Version 0.2.0 had the options in two dictionaries.
+        collector_options = self.__dict__.pop("_collector_options", None)
+        if collector_options is not None:
+            self.rollout_options = RolloutOptions(**collector_options, **self.rollout_buffer_kwargs)
+
+        super()._setup_model()
         if self.seed is None:
             self.sampling_seed = int(np.random.SeedSequence().generate_state(1)[0])
+        else:
+            self.sampling_seed = self.seed
         self.rollout_buffer.seed(derived_seed(self.sampling_seed, "minibatches"))
         self.policy.updates_engine = self.ranks.is_main
-        if self.ep_info_buffer is None:  # `learn` would make them
-            self.ep_info_buffer: deque | None = deque(maxlen=self._stats_window_size)
-            self.ep_success_buffer: deque | None = deque(maxlen=self._stats_window_size)
-        # Loaded without an environment, an algorithm gets its collector when it first learns.
-        self.collector: Any = None if self.env is None else self._make_collector(self.env)
 
-    def _make_collector(self: Any, env: VecEnv) -> RolloutCollector:
+        # `learn` makes these two on its first call; `learn_iteration` needs them without it.
+        if self.ep_info_buffer is None:
+            self.ep_info_buffer = deque(maxlen=self._stats_window_size)
+            self.ep_success_buffer = deque(maxlen=self._stats_window_size)
+
+        # Loaded without an environment, an algorithm gets its collector when it first learns.
+        self.collector = None if self.env is None else self._make_collector(self.env)
+
+    def _make_collector(self, env: VecEnv) -> RolloutCollector:
         return RolloutCollector(
             env,
             self.policy,
@@ -148,7 +174,7 @@ class TextRollouts:
             ranks=self.ranks,
         )
 
-    def _use(self: Any, env: VecEnv) -> None:
+    def _use(self, env: VecEnv) -> None:
         """Collect rollouts in this environment from now on."""
         if self.collector is None:
             self.collector = self._make_collector(env)
@@ -157,7 +183,7 @@ class TextRollouts:
 
     # --- one iteration ----------------------------------------------------------------------------------------------
 
-    def learn_iteration(self: Any, iteration: int, n_iterations: int, hooks: RunHooks | None = None) -> None:
+    def learn_iteration(self, iteration: int, n_iterations: int, hooks: RunHooks | None = None) -> None:
         """Run one rollout and one update; schedules receive `iteration / n_iterations` as progress.
 
         This is one turn of the loop in `learn`, without its callbacks.
@@ -167,44 +193,49 @@ class TextRollouts:
             n_iterations: number of iterations of the run.
             hooks: of a training loop, see `RunHooks`.
         """
-        self.hooks = hooks or RunHooks()
-        try:
-            self._learn_iteration(iteration, n_iterations)
-        finally:
-            self.hooks = RunHooks()
-
-    def _learn_iteration(self: Any, iteration: int, n_iterations: int) -> None:
-        self._check_environment()
+        env = self._known_environment()
         if not self._custom_logger:  # nobody has called `set_logger`
             is_first = self.num_timesteps == 0
             self.set_logger(configure_logger(self.verbose, self.tensorboard_log, type(self).__name__, is_first))
 
-        with blame_memory_errors_on("update"):  # the parts of a rollout have their own `blame_memory_errors_on`
-            # After `resume_update`, the rollout of the interrupted update is in the buffer.
-            if not self._resumes_update:
-                if self.num_timesteps == 0:
-                    # So does `learn`. It uses up prompts, so without it the first ones would be others.
-                    self.env.reset()
-                callback = self._init_callback(None)
-                self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps)
-            self._resumes_update = False
+        self.hooks = hooks or RunHooks()
+        try:
+            with blame_memory_errors_on("update"):  # the parts of a rollout have their own `blame_memory_errors_on`
+                # After `resume_update`, the rollout of the interrupted update is in the buffer.
+                if not self._resumes_update:
+                    if self.num_timesteps == 0:
+                        # So does `learn`. It uses up prompts, so without it the first ones would be others.
+                        env.reset()
+                    callback = self._init_callback(None)
+                    self.collect_rollouts(env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps)
+                self._resumes_update = False
 
-            self._current_progress_remaining = 1.0 - iteration / n_iterations
-            self.train()
+                self._current_progress_remaining = 1.0 - iteration / n_iterations
+                self.train()
+        finally:
+            self.hooks = RunHooks()
 
     @property
-    def has_unfinished_update(self: Any) -> bool:
+    def has_unfinished_update(self) -> bool:
         """True if the rollout in the buffer has an update that can be resumed."""
-        return self.update_progress is not None and self.update_progress.can_go_on
+        return self.update_progress is not None and self.update_progress.is_resumable
 
-    def resume_update(self: Any) -> None:
+    def resume_update(self) -> None:
         """Let the next `learn_iteration` only finish the unfinished update, without a rollout."""
-        self.update_progress.is_over = False
+        assert self.update_progress is not None
+        self.update_progress.stage = UpdateStage.BETWEEN_STEPS
         self._resumes_update = True
 
-    def collect_rollouts(
-        self: Any, env: VecEnv, callback: BaseCallback, rollout_buffer: EpisodeBuffer, n_rollout_steps: int
-    ) -> bool:
+    def end_update(self) -> None:
+        """Forget the update that is finished: from here on, a run that ends resumes with the next rollout."""
+        self.update_progress = None
+
+    def restore_update(self, state: dict[str, Any], logged: Mapping[str, Tensor]) -> None:
+        """Restore the progress of the update on the rollout in the buffer, see `UpdateProgress.load_state_dict`."""
+        self.update_progress = UpdateProgress()
+        self.update_progress.load_state_dict(state, logged)
+
+    def collect_rollouts(self, env: VecEnv, callback: BaseCallback, rollout_buffer: Any, n_rollout_steps: int) -> bool:
         """Collect at least `n_rollout_steps * n_envs` tokens in whole episodes, in place of Stable-Baselines3's method.
 
         Callbacks are called once per rollout, so that their frequencies (`save_freq`, `eval_freq`) count rollouts.
@@ -228,6 +259,7 @@ class TextRollouts:
         info["time/rollout_s"] = time.perf_counter() - start
 
         self.num_timesteps += rollout_buffer.n_tokens
+        assert self.ep_info_buffer is not None
         self.ep_info_buffer.extend(self.collector.episode_infos)
         for key, value in info.items():
             self.logger.record(key, value)
@@ -240,31 +272,33 @@ class TextRollouts:
 
     # --- Stable-Baselines3's loop -----------------------------------------------------------------------------------
 
-    def _setup_learn(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._check_environment()
-        return super()._setup_learn(*args, **kwargs)  # type: ignore[misc]
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> Any:
+        self._known_environment()
+        return super()._setup_learn(*args, **kwargs)
 
-    def _check_environment(self: Any) -> None:
+    def _known_environment(self) -> VecEnv:
+        """Return the environment of an algorithm that has one."""
         if self.env is None:
             message = "has no environment: pass env=... to `load`, or call `set_env` before `learn`"
             raise RL4LMsLikeError(f"{type(self).__name__} {message}")
+        return self.env
 
-    def _update_current_progress_remaining(self: Any, num_timesteps: int, total_timesteps: int) -> None:
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # Use the progress at the start of the rollout: at its end, schedules would be 0 in the last update.
         start = min(num_timesteps - self.rollout_buffer.n_tokens, total_timesteps)
-        super()._update_current_progress_remaining(start, total_timesteps)  # type: ignore[misc]
+        super()._update_current_progress_remaining(start, total_timesteps)
 
-    def _excluded_save_params(self: Any) -> list[str]:
-        return [*super()._excluded_save_params(), "collector", "hooks", "ranks", "update_progress"]  # type: ignore[misc]
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "collector", "hooks", "ranks", "update_progress"]
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @property
-    def has_sampled(self: Any) -> bool:
+    def has_sampled(self) -> bool:
         """True once the environment has been used."""
         return bool(self.num_timesteps)
 
-    def training_state(self: Any) -> dict[str, Any]:
+    def training_state(self) -> dict[str, Any]:
         """Return the state that changes during a run, without the policy's, in JSON's types."""
         return {
             "num_timesteps": self.num_timesteps,
@@ -273,42 +307,12 @@ class TextRollouts:
             "buffer": self.rollout_buffer.state_dict(),
         }
 
-    def load_training_state(self: Any, state: dict[str, Any]) -> None:
+    def load_training_state(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `training_state`."""
         self.num_timesteps = state["num_timesteps"]
         self._n_updates = state["n_updates"]
         self.collector.load_state_dict(state["collector"])
         self.rollout_buffer.load_state_dict(state["buffer"])
-
-    def update_state(self: Any, progress: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what resuming an update needs in addition to `training_state`: numbers in JSON's types, and tensors.
-
-        Args:
-            progress: `update_progress.state_dict()` after the last finished step.
-        """
-        recorded = []
-        for key, value in self.logger.name_to_value.items():
-            recorded.append([key, value.item() if hasattr(value, "item") else value])
-        prompt_side = self.rollout_buffer.episodes.prompt_side
-        numbers = {"progress": progress, "recorded": recorded, "prompt_side": prompt_side}
-
-        tensors = {f"step.{name}": value for name, value in self.update_progress.logged(progress["n_steps"]).items()}
-        tensors |= {f"rollout.{name}": tensor for name, tensor in self.rollout_buffer.rollout().items()}
-        return numbers, tensors
-
-    def load_update_state(self: Any, numbers: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state returned by `update_state`; call `load_training_state` first."""
-        # Names are `rollout.<field>` and `step.<number>.<name>`.
-        by_kind: dict[str, dict[str, Tensor]] = {"step": {}, "rollout": {}}
-        for name, tensor in tensors.items():
-            kind, _, rest = name.partition(".")
-            by_kind[kind][rest] = tensor.to(self.device)
-        self.rollout_buffer.load_rollout(by_kind["rollout"], numbers["prompt_side"])
-
-        self.update_progress = UpdateProgress()
-        self.update_progress.load_state_dict(numbers["progress"], by_kind["step"])
-        for key, value in numbers["recorded"]:
-            self.logger.record(key, value)
 
 
 def with_text_rollouts(algorithm: type[Algorithm]) -> type[Algorithm]:

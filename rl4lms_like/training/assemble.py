@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
-from rl4lms_like.core.disk import with_home
+from rl4lms_like.core.disk import saving, with_home
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.core.out_of_memory import blame_memory_errors_on
 from rl4lms_like.core.ranks import Ranks
@@ -87,6 +88,15 @@ class Run:
     def policy(self) -> Any:
         """The policy that is trained."""
         return self.algorithm.policy
+
+    def save_model(self, folder: Path) -> Path:
+        """Write the language model and the tokenizer, ready for `from_pretrained`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        with saving(f"the model to {folder}"):
+            return Path(self.policy.save_model(folder, self.tokenizer))
 
 
 def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
@@ -364,19 +374,26 @@ def end_tokens(
     Chat models end a turn with a special token, which often is only in their generation config. With a chat template
     it is also the token that the template writes after a message of the assistant.
     """
-    end_token_ids = _own_end_tokens(tokenizer, model_config, generation_config)
-    turn = None if template is None else template.end_of_turn
-    return end_token_ids if turn is None or turn in end_token_ids else [*end_token_ids, turn]
+    end_token_ids = _model_end_tokens(tokenizer, model_config, generation_config)
+    end_of_turn = None if template is None else template.end_of_turn
+    if end_of_turn is None or end_of_turn in end_token_ids:
+        return end_token_ids
+    return [*end_token_ids, end_of_turn]
 
 
-def _own_end_tokens(
+def _model_end_tokens(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
 ) -> list[int]:
+    """Return the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several."""
+    model_token: Any = None
     for config in (generation_config, model_config.get_text_config()):
-        own = getattr(config, "eos_token_id", None)
-        several = list(own) if isinstance(own, list | tuple) else []
-        if tokenizer.eos_token_id in several:
-            return several
+        model_token = getattr(config, "eos_token_id", None)
+        if isinstance(model_token, list | tuple) and tokenizer.eos_token_id in model_token:
+            return list(model_token)
+
+    # Without one of the tokenizer, those of the model's own config count.
     if tokenizer.eos_token_id is not None:
         return [tokenizer.eos_token_id]
-    return several or ([] if own is None else [int(own)])
+    if isinstance(model_token, list | tuple):
+        return list(model_token)
+    return [] if model_token is None else [int(model_token)]

@@ -23,7 +23,8 @@ from rl4lms_like.training.config.cross_checks import PLACE, unknown_metric
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.checkpoints import write_folder
 
-FOLDER, FILE = "best", "best.json"
+FOLDER = "best"
+FILE = "best.json"
 
 
 class Callback:
@@ -53,10 +54,10 @@ class BestModel(Callback):
     def __init__(self, run: Run, tracker: Tracker) -> None:
         self.run = run
         self.tracker = tracker
-        self.asked = run.config.train_evaluation.keep_best
+        self.keep_best = run.config.train_evaluation.keep_best
         self.epoch: int | None = None
         self.score: float | None = None
-        if self.asked is not None and not run.samples["val"]:
+        if self.keep_best is not None and not run.samples["val"]:
             message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
             raise ConfigError([ConfigIssue(PLACE, message)])
 
@@ -67,27 +68,35 @@ class BestModel(Callback):
             ConfigError: no metric reports the key.
             RL4LMsLikeError: the folder cannot be written.
         """
-        if self.asked is None or split != "val":
+        if self.keep_best is None or split != "val":
             return
-        metric, mode = self.asked.metric, self.asked.mode
+        metric = self.keep_best.metric
         if metric not in evaluation.scores:
             raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
         score: Any = evaluation.scores[metric]
         if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
             return
-        if self.score is not None and not (score > self.score if mode == "max" else score < self.score):
-            return
+
+        mode = self.keep_best.mode
+        if self.score is not None:
+            is_better = score > self.score if mode == "max" else score < self.score
+            if not is_better:
+                return
+
+        # The model before the first iteration is only the baseline: `best/` has one that was trained.
         if epoch:
             with self.run.policy.whole_in_main():
                 if self.run.ranks.is_main:
                     self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
-        self.epoch, self.score = epoch, float(score)
+        self.epoch = epoch
+        self.score = float(score)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "score": self.score}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.score = state["epoch"], state["score"]
+        self.epoch = state["epoch"]
+        self.score = state["score"]
 
     def _write(self, best: dict[str, Any]) -> None:
         def write(partial: Path) -> None:

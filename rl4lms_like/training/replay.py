@@ -28,7 +28,7 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.assemble import Run
 from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.run_config import AnyConfig, RunConfig, parse_config
-from rl4lms_like.training.resuming.resume import N_SHOWN, other_computations, own_config
+from rl4lms_like.training.resuming.resume import N_SHOWN, Difference, other_computations, own_config
 from rl4lms_like.training.resuming.states import load_random, weights_digest
 from rl4lms_like.training.rollout_files import StoredRollout, read_rollout
 
@@ -54,9 +54,13 @@ class ReplayPlan:
 
     def __str__(self) -> str:
         """Return the plan as one line of text."""
-        why = "; ".join(self.differences[:N_SHOWN]) + (" ..." if len(self.differences) > N_SHOWN else "")
-        how = f"scored again and weighted, because {why}" if why else "with the stored log-probs and values"
-        return f"replay of {self.run_folder}, iterations {ranges(self.iterations)}: {how}"
+        selection = f"replay of {self.run_folder}, iterations {ranges(self.iterations)}"
+        if not self.differences:
+            return f"{selection}: with the stored log-probs and values"
+        why = "; ".join(self.differences[:N_SHOWN])
+        if len(self.differences) > N_SHOWN:
+            why += " ..."
+        return f"{selection}: scored again and weighted, because {why}"
 
 
 def with_replay(config: AnyConfig) -> AnyConfig:
@@ -70,10 +74,13 @@ def with_replay(config: AnyConfig) -> AnyConfig:
     """
     if not isinstance(config, RunConfig) or config.train_evaluation.replay is None:
         return config
-    folder, iterations = _selection(config.train_evaluation.replay)
-    schedule, selected = config.train_evaluation, f"{folder.absolute()}:{iterations[0]}-{iterations[-1]}"
+    schedule = config.train_evaluation
+    assert schedule.replay is not None
+    folder, iterations = _selection(schedule.replay)
+    selected = f"{folder.absolute()}:{iterations[0]}-{iterations[-1]}"
     schedule = replace(schedule, n_iters=min(schedule.n_iters, len(iterations)), replay=selected)
     config = replace(config, train_evaluation=schedule)
+
     plan = _plan(folder, iterations, config.to_dict())
     if issues := _unusable(plan, config.to_dict()):
         raise ConfigError(issues, f"the replay of {folder}")
@@ -110,38 +117,46 @@ def _selection(value: str) -> tuple[Path, list[int]]:
 
 
 def _plan(folder: Path, iterations: list[int], config: Mapping[str, Any]) -> ReplayPlan:
-    differences = [f"{path} is {shown(old)} there, {shown(new)} here" for path, old, new in _changes(folder, config)]
+    differences = []
+    for change in _changes(folder, config):
+        differences.append(f"{change.path} is {shown(change.old)} there, {shown(change.new)} here")
     if iterations[0] != 1:
         differences.append(f"iteration {iterations[0]} did not start from the first weights")
     return ReplayPlan(folder, iterations, differences)
 
 
-def _changes(folder: Path, config: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return path, value there and value here of each key that affects weights or scores."""
+def _changes(folder: Path, config: Mapping[str, Any]) -> list[Difference]:
+    """Return the keys that affect weights or scores and differ from those of the run that kept the rollouts."""
     try:
         before = parse_config(own_config(folder), source=f"{folder}/config.json").to_dict()
     except (CheckpointError, ConfigError) as error:
         raise ConfigError([ConfigIssue(KEY, str(error))]) from error
-    differences = other_computations(to_json(before), to_json(masked(dict(config))))
-    in_schedule = "train_evaluation."
-    return [(path, old, new) for path, old, new, decay in differences if decay or not path.startswith(in_schedule)]
+
+    # Lengths, evaluations and the kept rollouts themselves do not change an iteration, unless the learning rate follows
+    # the length.
+    changes = []
+    for difference in other_computations(to_json(before), to_json(masked(dict(config)))):
+        if difference.schedule is not None or not difference.path.startswith("train_evaluation."):
+            changes.append(difference)
+    return changes
 
 
 def _unusable(plan: ReplayPlan, config: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return why the rollouts cannot be used with this config."""
-    issues = [
-        ConfigIssue(
-            path, f"{shown(old)} in {plan.run_folder}, {shown(new)} here: the stored rewards are of another task"
-        )
-        for path, old, new in _changes(plan.run_folder, config)
-        if path.partition(".")[0] in TASK
-    ]
-    return issues or (uncorrectable(plan, config) if plan.differences else _without_critic(plan, config))
+    issues = []
+    for change in _changes(plan.run_folder, config):
+        if change.path.partition(".")[0] in TASK:
+            values = f"{shown(change.old)} in {plan.run_folder}, {shown(change.new)} here"
+            issues.append(ConfigIssue(change.path, f"{values}: the stored rewards are of another task"))
+    if issues:
+        return issues
+    return uncorrectable(plan, config) if plan.differences else _without_critic(plan, config)
 
 
 def uncorrectable(plan: ReplayPlan, config: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return why rollouts of another policy cannot be used with this config."""
-    issues, why = [], f"these rollouts are of another policy ({'; '.join(plan.differences[:N_SHOWN])})"
+    issues = []
+    why = f"these rollouts are of another policy ({'; '.join(plan.differences[:N_SHOWN])})"
     if not getattr(ALGORITHMS.resolve(config["alg"]["id"]), "learns_off_policy", False):
         issues.append(ConfigIssue("alg.id", f"{config['alg']['id']} needs rollouts of its own policy, but {why}"))
     if _pretrains(config):
@@ -199,7 +214,11 @@ class Replay:
             self.plan = replace(self.plan, differences=["its rollouts are not of these starting weights"])
             if issues := uncorrectable(self.plan, config):
                 raise ConfigError(issues, f"the replay of {self.plan.run_folder}")
-        run.algorithm.is_off_policy = bool(self.plan.differences)
+
+    @property
+    def is_off_policy(self) -> bool:
+        """True if the stored log-probs do not apply, so that the rollouts are those of another policy."""
+        return bool(self.plan.differences)
 
     def next_rollout(self, *, updates_policy: bool) -> Rollout:
         """Return the next rollout, with scores that are valid for the current policy.

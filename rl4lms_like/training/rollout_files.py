@@ -31,7 +31,7 @@ from rl4lms_like.training.token_credit import listed
 
 _KEY = "rollout"
 """The only key of the metadata: the order of several keys in the file would be random."""
-_OF_EPISODES = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+_EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,7 @@ class Recorder:
             sums = {name: listed(batch.episode_sums(field)) for name, field in fields.items()}
             part_sums = {name: listed(batch.episode_sums(field)) for name, field in batch.reward_parts.items()}
 
+            # One line for each episode, in the order of the tensors' rows.
             for row, sample_id in enumerate(batch.sample_ids):
                 line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
                 line["prompt"] = self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]])
@@ -143,7 +144,7 @@ def delete_later_rollouts(folder: Path, done: Mapping[str, int]) -> None:
 
 def _tensors_of(batch: RolloutBatch) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for name in _OF_EPISODES:
+    for name in _EPISODE_FIELDS:
         tensor = getattr(batch.episodes, name)
         if tensor is not None:
             tensors[f"episodes.{name}"] = tensor

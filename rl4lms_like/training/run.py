@@ -124,7 +124,7 @@ def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: S
         run = assemble(config)
         try:
             pretraining: Any = run.algorithm.pretraining
-            for explained in pretraining.rollouts(run.algorithm):
+            for explained in run.algorithm.pretrain_critic():
                 yield pretraining.progress(explained)
         finally:
             run.env.close()

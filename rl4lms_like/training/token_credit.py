@@ -95,8 +95,7 @@ class TokenCredit(Callback):
             kl = buffer.kl[tokens]
             fields["kl"], controller = kl, algorithm.collector.kl
             if controller.placement == "reward":
-                estimator: Any = controller.estimator
-                fields["kl_rewards"] = -head["kl_coeff"] * kl_estimate(kl, torch.zeros_like(kl), estimator)
+                fields["kl_rewards"] = -head["kl_coeff"] * kl_estimate(kl, torch.zeros_like(kl), controller.estimator)
         known = {name: field for name, field in fields.items() if field is not None}
         return {**head, "episodes": list(self._described(chosen, infos, part, known))}
 

@@ -1,7 +1,10 @@
 """Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
 
-An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. See
-`training.resuming.states` for how an interrupted run resumes.
+    _train_and_eval   evaluate ─ [iteration ─ evaluate? ─ checkpoint?] x n_iters ─ save the model ─ evaluate
+    _iterate          rollout ─ update ─ callbacks ─ log
+
+An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. The rollout is in
+`rollouts.collector`, the update in `algorithms.base`, and how an interrupted run resumes in `resuming.resume_point`.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from rl4lms_like.training.doctor.callback import Doctor
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.replay import Replay, origin_of
 from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
-from rl4lms_like.training.resuming.states import ResumePoint
+from rl4lms_like.training.resuming.resume_point import ResumePoint
 from rl4lms_like.training.rollout_files import Recorder, delete_later_rollouts
 from rl4lms_like.training.token_credit import TokenCredit
 
@@ -39,7 +42,8 @@ class OnPolicyTrainer:
     Attributes:
         current_iter: completed iterations.
         evaluated: (completed iterations, split) pairs that are evaluated already.
-        seconds_before: duration of the current iteration in an earlier process that was interrupted.
+        callbacks: called after each iteration and evaluation, in this order; by the names of their states in
+            checkpoints.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another run.
@@ -50,19 +54,21 @@ class OnPolicyTrainer:
         self.run = run
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
-        self.current_iter = 0
-        self.evaluated: set[tuple[int, str]] = set()
-        self.seconds_before = 0.0
-        self._began = 0.0
         self.interruption = Interruption(run.ranks)
-        self.callbacks: dict[str, Callback] = {  # by the names of their states in checkpoints
+        self.callbacks: dict[str, Callback] = {
             "best_model": BestModel(run, tracker),
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
-        self._attach_replay_and_recorder()
 
-        self.resume_point = ResumePoint(self)
+        self.current_iter = 0
+        self.evaluated: set[tuple[int, str]] = set()
+        self._iteration_start: float | None = None  # seconds of `time.perf_counter`; None between two iterations
+        self._seconds_before = 0.0  # that an interrupted process has spent on the current iteration
+
+        # Before a checkpoint is loaded: the origin of kept rollouts is a digest of the weights at the start.
+        self._attach_replay_and_recorder()
+        self.resume_point = ResumePoint(run, tracker, self.interruption, trainer=self, callbacks=self.callbacks)
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         if resume_from is not None:
             self.resume_point.resume(resume_from)
@@ -87,7 +93,7 @@ class OnPolicyTrainer:
     def _train_and_eval(self) -> None:
         # The untrained model is evaluated first. A run that resumes within an update finishes that before all else: its
         # weights are those of no completed iteration.
-        algorithm: Any = self.run.algorithm
+        algorithm = self.run.algorithm
         if algorithm.has_unfinished_update:
             algorithm.resume_update()
         else:
@@ -105,7 +111,7 @@ class OnPolicyTrainer:
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
-                self._write(folder, self.save)
+                self._write(folder, self.run.save_model)
         self.evaluate(("val", "test"))
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / "checkpoints")
@@ -117,13 +123,14 @@ class OnPolicyTrainer:
         iteration = self.current_iter + 1  # from 1, as in all files
 
         # The time that an interrupted process has spent on this iteration counts as well.
-        self._began = time.perf_counter() - self.seconds_before
+        self._iteration_start = time.perf_counter() - self._seconds_before
+        self._seconds_before = 0.0
         waited_before = ranks.waited
+
         # Between two steps of an update, the algorithm calls the resume point, which also stops an interrupted run.
         hooks = RunHooks(self.interruption, on_step=self.resume_point.mark_in_update)
         algorithm.learn_iteration(self.current_iter, self.schedule.n_iters, hooks)
-        seconds = self.seconds
-        self.seconds_before = 0.0
+        seconds = time.perf_counter() - self._iteration_start
 
         logger = algorithm.logger
         logger.record("time/iteration", iteration)
@@ -139,7 +146,8 @@ class OnPolicyTrainer:
         # The iteration is complete. `clear` before `mark`: if a component's state cannot be captured, the state of the
         # last minibatch must not be saved under the number of this iteration.
         self.current_iter = iteration
-        algorithm.update_progress = None
+        self._iteration_start = None
+        algorithm.end_update()
         self.resume_point.clear()
         self.resume_point.mark()
 
@@ -192,11 +200,6 @@ class OnPolicyTrainer:
         with self.run.policy.gathered():  # batches are not the same number in all processes, and metrics use the model
             return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 
-    @property
-    def seconds(self) -> float:
-        """Duration of the current iteration so far."""
-        return time.perf_counter() - self._began
-
     def checkpoint(self) -> Path:
         """Write a checkpoint that the run can resume from, with the model ready for `from_pretrained`.
 
@@ -211,8 +214,20 @@ class OnPolicyTrainer:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        with saving(f"the model to {folder}"):
-            return Path(self.run.policy.save_model(folder, self.run.tokenizer))
+        return self.run.save_model(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress of the loop, in JSON's types; within an iteration with the seconds spent on it."""
+        state: dict[str, Any] = {"iteration": self.current_iter, "evaluated": sorted(self.evaluated)}
+        if self._iteration_start is not None:
+            state["seconds"] = time.perf_counter() - self._iteration_start
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
+        self.current_iter = state["iteration"]
+        self.evaluated = {(epoch, split) for epoch, split in state["evaluated"]}
+        self._seconds_before = state.get("seconds", 0.0)
 
     def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
         """Write a model's folder in the main process; all processes must call this, since weights may be split."""
@@ -226,34 +241,35 @@ class OnPolicyTrainer:
         """Let the collector replay or keep rollouts, as configured; the weights must be those at the start."""
         if not self.schedule.save_rollouts and self.schedule.replay is None:
             return
-        collector = self.run.algorithm.collector
         origin = origin_of(self.run)
 
+        replay = None
         if self.schedule.replay is not None:
             replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
             self.tracker.log_info(str(replay.plan))
-            collector.replay = replay
-            if replay.plan.differences:  # of a policy with other weights, also for a replay of these rollouts
+            if replay.is_off_policy:  # of a policy with other weights, also for a replay of these rollouts
                 origin = {name: digest for name, digest in origin.items() if name != "weights"}
 
+        recorder = None
         if self.schedule.save_rollouts and self.run.ranks.is_main:
-            collector.recorder = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
+            recorder = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
+        self.run.algorithm.collector.attach(replay=replay, recorder=recorder)
 
     def _rollout_number(self, is_critic: bool) -> int:
         """Return the number of the next rollout, of the critic's pretraining or of the iterations."""
         if not is_critic:
             return self.current_iter + 1
-        pretraining = getattr(self.run.algorithm, "pretraining", None)
+        pretraining = self.run.algorithm.pretraining
         return 1 if pretraining is None else len(pretraining.explained) + 1
 
     def _pretrain_critic(self) -> None:
         """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
-        algorithm: Any = self.run.algorithm
-        pretraining = getattr(algorithm, "pretraining", None)
+        algorithm = self.run.algorithm
+        pretraining = algorithm.pretraining
         if pretraining is None or algorithm.num_timesteps or algorithm.update_progress is not None:
             return  # an update has changed the critic since
 
-        for explained in pretraining.rollouts(algorithm, self.interruption):
+        for explained in algorithm.pretrain_critic(self.interruption):
             self.resume_point.mark()
             self.tracker.log_info(pretraining.progress(explained))
             self.interruption.check()

@@ -55,7 +55,7 @@ class OfTheFirstPrompts(RewardFunction):
 class Observed(GRPO):
     """Keeps the gradient and what is logged of each step, and takes none."""
 
-    def _clip_and_step(self, info):
+    def clip_and_step(self, info):
         self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
         self.logged = {name: float(value) for name, value in info.items()}
 
@@ -87,7 +87,7 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(
     assert built.logged["ratio_gap"] < 1e-5
     buffer = built.rollout_buffer
     assert len(set(buffer.episodes.lengths.tolist())) > 1, "with equal lengths all means are the same"
-    buffer._log_probs += 0.3 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0))
+    buffer.log_probs.add_(0.3 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0)))
     seen = []
     for micro_batch_size in (None, 60, 1):
         built.arguments = dataclasses.replace(built.arguments, micro_batch_size=micro_batch_size)
@@ -109,7 +109,7 @@ def test_pairs_stay_together(tiny_gpt2_dir, tiny_tokenizer):
     built.learn_iteration(0, 1)
     buffer, n_pairs = built.rollout_buffer, built.logger.name_to_value["train/pairs"]
     groups = buffer.episodes.group_ids
-    buffer._log_probs += 0.3 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0))
+    buffer.log_probs.add_(0.3 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0)))
     gradients, logged = [], []
     for micro_batch_size in (None, 60, 1):
         built.arguments = dataclasses.replace(built.arguments, micro_batch_size=micro_batch_size)
@@ -136,8 +136,8 @@ def test_without_pairs_there_is_no_step(tiny_gpt2_dir, tiny_tokenizer):
     before, n_updates = parameters(built), built._n_updates
     assert n_updates
     buffer = built.rollout_buffer
-    buffer._rewards = 1 + 1e-7 * torch.arange(buffer.n_tokens) % 2e-7
-    buffer._rewards = buffer._rewards / buffer.episodes.lengths.repeat_interleave(buffer.episodes.lengths)
+    rewards = 1 + 1e-7 * torch.arange(buffer.n_tokens) % 2e-7
+    buffer.rewards[:] = rewards / buffer.episodes.lengths.repeat_interleave(buffer.episodes.lengths)
     built.update_progress = None
     built.train()
     assert torch.equal(parameters(built), before) and built._n_updates == n_updates
@@ -153,7 +153,7 @@ def test_the_clip_fraction_of_a_sequence_is_that_of_its_own_ratio(tiny_gpt2_dir,
     for tokens in map(buffer.episodes.token_index, torch.arange(buffer.episodes.n_episodes).split(1)):
         signs[tokens[: len(tokens) // 2 * 2 : 2]] = -1.0
         signs[tokens[len(tokens) // 2 * 2 :]] = 0.0
-    buffer._log_probs += signs  # ratios of e and 1/e, whose geometric mean is 1
+    buffer.log_probs.add_(signs)  # ratios of e and 1/e, whose geometric mean is 1
     built.train()
     assert built.logged["clip_fraction"] == 0.0
 
@@ -192,7 +192,7 @@ def test_the_loss_of_a_token_has_the_ranges_and_coefficients_of_the_arguments(na
     built = build(observing(GRPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range_high=0.3, **given)
     built.learn_iteration(0, 1)
     buffer = built.rollout_buffer
-    buffer._log_probs += 0.5 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0))
+    buffer.log_probs.add_(0.5 * torch.randn(buffer.n_tokens, generator=torch.Generator().manual_seed(0)))
     minibatch = next(buffer.get(None))
     log_prob = built.policy.action_scores(minibatch.observations).log_prob
     ratio = (log_prob - minibatch.old_log_prob).exp()
@@ -409,7 +409,7 @@ def test_limited_weights_multiply_those_of_the_mean(tiny_gpt2_dir, tiny_tokenize
     lengths = minibatch.observations.lengths
     assert len(lengths.unique()) > 1
     of_mean = (len(weights) / (len(lengths) * lengths)).repeat_interleave(lengths)
-    torch.testing.assert_close(built._prepare_minibatch(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
+    torch.testing.assert_close(built.prepare_minibatch(minibatch).weights, of_mean * weights.clamp(0.9, 1.05))
 
 
 def test_rejected_actions_leave_the_mean():
@@ -433,7 +433,7 @@ def test_rejected_actions_have_no_gradient(correction, low, high, tiny_gpt2_dir,
     )  # fmt: skip
     built.learn_iteration(0, 1)
     buffer = built.rollout_buffer
-    minibatch = built._prepare_minibatch(next(buffer.get(None)))
+    minibatch = built.prepare_minibatch(next(buffer.get(None)))
     weights = (minibatch.old_log_prob - minibatch.observations.behavior_log_prob).exp()
     kept = minibatch.weights > 0
     assert 0 < int(kept.sum()) < len(kept)

@@ -135,7 +135,7 @@ def test_micro_batches_change_no_technique(arguments, tiny_gpt2_dir, tiny_tokeni
 
 def test_the_likelihood_is_that_of_good_episodes_only(deeper_gpt2_dir, tiny_tokenizer):
     built = after(1, PPO, deeper_gpt2_dir, tiny_tokenizer, n_epochs=1, nll_coef=0.5, nll_threshold=0.6)
-    minibatch = built._prepare_minibatch(next(built.rollout_buffer.get(None)))
+    minibatch = built.prepare_minibatch(next(built.rollout_buffer.get(None)))
     good = minibatch.episode_rewards >= 0.6
     assert 0 < int(good.sum()) < len(good)
     objective = built.loss(minibatch)
@@ -145,7 +145,7 @@ def test_the_likelihood_is_that_of_good_episodes_only(deeper_gpt2_dir, tiny_toke
 
 def test_actions_outside_the_band_leave_the_mean(tiny_gpt2_dir, tiny_tokenizer):
     built = after(1, PPO, tiny_gpt2_dir, tiny_tokenizer, ratio_band=(0.99, 1.01), learning_rate=1e-2)
-    minibatch = built._prepare_minibatch(next(built.rollout_buffer.get(None)))
+    minibatch = built.prepare_minibatch(next(built.rollout_buffer.get(None)))
     objective = built.loss(minibatch)
     ratio = objective.log_ratio.exp()
     kept = (ratio >= 0.99) & (ratio <= 1.01)
@@ -153,8 +153,8 @@ def test_actions_outside_the_band_leave_the_mean(tiny_gpt2_dir, tiny_tokenizer):
     expected = -(ratio * minibatch.advantages)[kept].mean()
     assert float(objective.policy.mean()) == pytest.approx(float(expected), rel=1e-4)
     built.arguments = dataclasses.replace(built.arguments, micro_batch_size=30)
-    minibatch = built._prepare_minibatch(next(built.rollout_buffer.get(None)))
-    parts = [each.policy for _, each in built._micro_losses(minibatch, 30)]
+    minibatch = built.prepare_minibatch(next(built.rollout_buffer.get(None)))
+    parts = [each.policy for _, each in built.micro_losses(minibatch, 30)]
     assert len(parts) > 1
     assert float(torch.cat(parts).mean()) == pytest.approx(float(expected), rel=1e-4)
 
@@ -224,7 +224,7 @@ def test_pretraining_explains_the_returns_and_leaves_the_policy_alone(tmp_path, 
         kl_controller=adaptive,
     )
     start, optimizer, coeff = actor(built), built.policy.optimizer, adaptive.coeff
-    for _ in built.pretraining.rollouts(built):
+    for _ in built.pretrain_critic():
         pass
     explained = built.pretraining.explained
     assert torch.equal(actor(built), start)

@@ -113,7 +113,7 @@ def test_the_price_is_of_the_whole_distributions_and_the_ratio_of_the_masked_one
     assert numbers["rollout_info/raw_log_prob"] == pytest.approx(numbers["rollout_info/ref_log_prob"], abs=1e-5)
     assert 2 <= numbers["rollout_info/n_allowed"] < 320
     scores = built.policy.score(built.rollout_buffer.episodes)
-    torch.testing.assert_close(built.rollout_buffer._log_probs, scores.log_prob, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(built.rollout_buffer.log_probs, scores.log_prob, atol=1e-5, rtol=1e-5)
 
 
 def test_the_tokenizers_special_tokens_are_always_allowed(tiny_gpt2_dir, tiny_tokenizer):

@@ -21,14 +21,14 @@ def spoiled(monkeypatch):
     """Makes the losses of chosen calls not finite, from the first on if none is named."""
 
     def spoil(algorithm, value, *calls):
-        original, counted = type(algorithm)._total, []
+        original, counted = type(algorithm).total_loss, []
 
         def total(self, *terms):
             counted.append(1)
             found = original(self, *terms)
             return found * value if not calls or len(counted) in calls else found
 
-        monkeypatch.setattr(type(algorithm), "_total", total)
+        monkeypatch.setattr(type(algorithm), "total_loss", total)
 
     return spoil
 

@@ -93,7 +93,7 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
             objective = super().loss(minibatch)
             return objective._replace(kl=0.1 * objective.log_ratio.exp() * objective.policy)
 
-        def _clip_and_step(self, info):
+        def clip_and_step(self, info):
             self.gradient = torch.cat([p.grad.flatten() for p in self.policy.parameters() if p.grad is not None])
             self.logged = {name: float(value) for name, value in info.items()}
 
@@ -141,7 +141,7 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
             **({"n_epochs": 1, "batch_size": 4000} if algorithm is PPO else {}), **correction,
         )  # fmt: skip
         if expected == 1:
-            built.collector.recorder = recorder
+            built.collector.attach(recorder=recorder)
         else:
             recorder.batches = [
                 dataclasses.replace(
@@ -150,8 +150,8 @@ def test_actions_of_another_policy_are_weighted_in_its_loss(
                 )
                 for batch in recorder.batches
             ]
-            built.collector.replay = recorder
-            built.is_off_policy = not correction
+            recorder.is_off_policy = not correction
+            built.collector.attach(replay=recorder)
         before = parameters(built)
         built.learn_iteration(0, 1)
         changes.append(parameters(built) - before)
@@ -338,7 +338,7 @@ def test_compiled_networks_give_the_same_numbers(family, tiny_tokenizer, tmp_pat
 def test_an_update_that_explodes_stops_and_leaves_the_weights(tiny_gpt2_dir, tiny_tokenizer):
     built = build(PPO, tiny_gpt2_dir, tiny_tokenizer)
     built.learn_iteration(0, 2)
-    built.rollout_buffer._returns.fill_(float("inf"))
+    built.rollout_buffer.returns.fill(float("inf"))
     before = parameters(built)
     with pytest.raises(ModelError):
         built.train()

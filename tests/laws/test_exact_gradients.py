@@ -232,13 +232,11 @@ HOT_START = {"temperatures": (1.5, 1.0, 1.0)}
 class AnotherFirstTemperature(RLOO):
     """The log-prob of the first token's sampling is that at temperature 1."""
 
-    def _prepare_minibatch(self, minibatch):
+    def prepare_minibatch(self, minibatch):
         episodes = minibatch.observations
         first = episodes.pad(torch.ones_like(minibatch.old_log_prob)).cumsum(dim=1)[episodes.action_mask] == 1
         recorded = torch.where(first, minibatch.old_log_prob, episodes.behavior_log_prob)
-        return super()._prepare_minibatch(
-            minibatch._replace(observations=replace(episodes, behavior_log_prob=recorded))
-        )
+        return super().prepare_minibatch(minibatch._replace(observations=replace(episodes, behavior_log_prob=recorded)))
 
 
 def test_wide_limits_of_the_weights_make_the_gradient_of_the_first_token_exact():
@@ -273,7 +271,7 @@ class WithFirstTemperature(AtTemperature):
 class Reweighted(PPO):
     """PPO's first step with the importance weights of whole responses, from the log-probs of the sampling."""
 
-    def _prepare_minibatch(self, minibatch):
+    def prepare_minibatch(self, minibatch):
         episodes = minibatch.observations
         log_weights = episodes.pad(minibatch.old_log_prob - episodes.behavior_log_prob).sum(dim=1)
         return minibatch._replace(weights=log_weights.exp().repeat_interleave(episodes.lengths))

@@ -67,8 +67,8 @@ class LogProbsOffByOne(PPO):
 class MeanOfMeans(PPO):
     """Micro-batches are averaged, whatever their number of tokens."""
 
-    def _micro_losses(self, minibatch, micro_batch_size):
-        parts = list(super()._micro_losses(minibatch, micro_batch_size))
+    def micro_losses(self, minibatch, micro_batch_size):
+        parts = list(super().micro_losses(minibatch, micro_batch_size))
         for loss, objective in parts:
             fraction = len(objective.policy) / len(minibatch.actions)
             yield loss / fraction / len(parts), objective
@@ -77,23 +77,21 @@ class MeanOfMeans(PPO):
 class RejectedInTheDenominator(SAO):
     """Tokens outside the band have no loss, but count in the mean."""
 
-    def _prepare_minibatch(self, minibatch):
-        minibatch = super()._prepare_minibatch(minibatch)
-        self._kept_fraction = torch.ones(())
-        return minibatch
+    def prepare_minibatch(self, minibatch):
+        return super().prepare_minibatch(minibatch)._replace(fraction_in_band=torch.ones(()))
 
 
 class Normalized(PPO):
     """Base of errors in the normalization."""
 
     @property
-    def _normalization(self):
+    def normalization(self):
         return None
 
-    def _prepare_minibatch(self, minibatch):
+    def prepare_minibatch(self, minibatch):
         if self.arguments.normalize_advantage:
             minibatch = minibatch._replace(advantages=self.normalized(minibatch))
-        return super()._prepare_minibatch(minibatch)
+        return super().prepare_minibatch(minibatch)
 
 
 class UnderTheWrongMask(Normalized):

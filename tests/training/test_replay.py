@@ -59,7 +59,7 @@ def no_generation(monkeypatch):
     def batch(self):
         raise AssertionError("a replay generated a rollout")
 
-    return lambda: monkeypatch.setattr(RolloutCollector, "_generation_batch", batch)
+    return lambda: monkeypatch.setattr(RolloutCollector, "generation_batch", batch)
 
 
 def rollout_lines(folder):

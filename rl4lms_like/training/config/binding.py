@@ -41,6 +41,7 @@ from pydantic import PlainValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.core.errors import ComponentError, ConfigError, ConfigIssue, MissingExtraError, RL4LMsLikeError
+from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.schema import (
@@ -64,7 +65,6 @@ from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward, shaped
-from rl4lms_like.rollouts.kl import EXACT
 
 if TYPE_CHECKING:
     from rl4lms_like.training.config.run_config import ComponentConfig
@@ -367,7 +367,8 @@ def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]
         algorithm = targets(blocks).get("alg")
         if kl.get("placement") is None:
             default = getattr(algorithm, "kl_placement", "reward")
-            kl["placement"] = "loss" if default == "advantage" and kl.get("estimator") in EXACT else default
+            is_in_loss = default == "advantage" and kl.get("estimator") in WITH_DISTRIBUTIONS
+            kl["placement"] = "loss" if is_in_loss else default
         if kl.get("estimator") is None:
             kl["estimator"] = getattr(algorithm, "kl_estimator", "k3") if kl["placement"] == "loss" else "k1"
     env = blocks.get("env")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
 from rl4lms_like.core.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.core.secrets import secret_issues, without_values
-from rl4lms_like.rollouts.kl import Estimator, Placement, estimator_error
 from rl4lms_like.training.config.binding import RunKind, bind, run_kind
 from rl4lms_like.training.config.cross_checks import cross_check, data_issues, with_key_of_here
 from rl4lms_like.training.config.notices import Notice, notices_of, without_stray_commas

@@ -43,24 +43,32 @@ N_WITH_STATE = 2
 
 FOLDER = "checkpoints"
 """Name of the folder that holds the checkpoints. Users may replace it by a link to another disk."""
-MANIFEST, STATE, TENSORS = "manifest.json", "training_state.json", "training_state.safetensors"
-ITERATION, STEP = "iteration_{:05d}", "checkpoint-{}"
+MANIFEST = "manifest.json"
+STATE = "training_state.json"
+TENSORS = "training_state.safetensors"
+ITERATION = "iteration_{:05d}"
+STEP = "checkpoint-{}"
 """Names of checkpoint folders of RL runs and of supervised runs. The latter are those of transformers' Trainer."""
 INTERRUPTED = "interrupted_{:05d}"
 """Checkpoint of a run that ended early. It is newer than `iteration_<n>` and removed once there is a later one."""
 
 _NAME = re.compile(
     r"(?:iteration_|checkpoint-|(?P<early>interrupted_))(?P<number>[0-9]{1,18})"
-    r"(?P<left>(?:\.(?P<mark>[0-9a-f]{16}))?\.(?:partial|replaced))?"  # temporary folders of a killed process
+    r"(?P<temporary>(?:\.(?P<mark>[0-9a-f]{16}))?\.(?:partial|replaced))?"  # temporary folders of a killed process
 )
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """State from which a run resumes."""
+    """State from which a run resumes.
 
-    numbers: dict[str, Any]  # of JSON types only
+    Args:
+        numbers: in types that JSON supports.
+        tensors: by names with prefixes for their owners: `policy.`, `optimizer.`, `random.`, `update.`, `ahead.`.
+    """
+
+    numbers: dict[str, Any]
     tensors: dict[str, Tensor]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
@@ -96,25 +104,37 @@ def write_checkpoint(
         save_model(partial)
         write_tensors(state.tensors, partial / TENSORS)
         _write_json(state.numbers, partial / STATE)
-        files = {path.relative_to(partial).as_posix(): path for path in sorted(partial.rglob("*")) if path.is_file()}
+
+        # The manifest comes last: a folder without one is not read as a checkpoint.
+        files = {}
+        for path in sorted(partial.rglob("*")):
+            if path.is_file():
+                digest = {"bytes": path.stat().st_size, "sha256": _digest(path)}
+                files[path.relative_to(partial).as_posix()] = digest
         manifest = {
             "format": FORMAT,
             "iteration": iteration,
             "versions": {name: installed_version(name) for name in _VERSIONS},
-            "files": {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in files.items()},
+            "files": files,
         }
         if mark := mark_in(base):
             manifest["run"] = mark
         _write_json(manifest, partial / MANIFEST)
 
     write_folder(folder, write)
+
+    # Older checkpoints go only once the new one is complete on the disk. The one of an interrupted run replaces none:
+    # the resumed run removes it, and prunes the others when it writes its next one.
     delete_interrupted(base, but=folder)
-    if name != INTERRUPTED and keep is not None:
+    if name == INTERRUPTED:
+        return folder
+    if keep is not None:
         remove_older(base, iteration, keep)
-    elif name != INTERRUPTED:
-        for older in [path for path in _with_state(base) if not ended_early(path)][:-N_WITH_STATE]:
-            if is_own(older):
-                _remove_state(older)
+        return folder
+    resumable = [path for path in _with_state(base) if not ended_early(path)]
+    for older in resumable[:-N_WITH_STATE]:
+        if is_own(older):
+            _remove_state(older)
     return folder
 
 
@@ -127,18 +147,27 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
         FileExistsError: the existing folder is behind a symbolic link and not known to belong to this run.
         OSError: the folder cannot be written.
     """
-    mark = f".{own}" if (own := mark_in(folder.parent)) else ""
     if folder.exists() and not is_own(folder):
         message = "it is behind a link and was not written by this run, so it is kept; remove it or change the link"
         raise FileExistsError(errno.EEXIST, message, str(folder))
-    partial, before = (folder.with_name(f"{folder.name}{mark}.{end}") for end in ("partial", "replaced"))
+
+    # Behind a link, several runs may write to the same folder: the mark keeps their temporary folders apart.
+    mark = mark_in(folder.parent)
+    prefix = f"{folder.name}.{mark}" if mark else folder.name
+    partial = folder.with_name(f"{prefix}.partial")
+    before = folder.with_name(f"{prefix}.replaced")
     try:
         remove_path(partial)
         write(partial)
         share_permissions(partial)
-        for path in (*sorted(partial.rglob("*")), partial):
+
+        # On the disk before it is renamed: after a power failure, a renamed folder must not have empty files.
+        for path in sorted(partial.rglob("*")):
             flush(path)
-        if folder.exists():  # it is deleted only after the new folder has replaced it
+        flush(partial)
+
+        # An existing folder is deleted only after the new one has replaced it.
+        if folder.exists():
             remove_path(before)
             os.replace(folder, before)
         os.replace(partial, folder)
@@ -148,6 +177,7 @@ def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
         with suppress(OSError):  # the disk may still be full
             remove_path(partial)
         raise
+
     flush(folder.parent)
     with suppress(OSError):
         remove_path(before)
@@ -164,17 +194,21 @@ def read_checkpoint(folder: Path) -> TrainingState:
     from safetensors.torch import load_file
 
     try:
+        # Every file, also the model's: a checkpoint with a changed model would resume with other weights.
         manifest = _read_manifest(folder)
         for name, expected in manifest["files"].items():
             path = folder / name
             if not path.is_file():
                 raise CheckpointError(f"{folder}: {name} is missing")
-            if (size := path.stat().st_size) != expected["bytes"]:
+            size = path.stat().st_size
+            if size != expected["bytes"]:
                 raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {expected['bytes']}")
             if _digest(path) != expected["sha256"]:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
-        state = TrainingState(json.loads((folder / STATE).read_text(encoding="utf-8")), load_file(folder / TENSORS))
-        if state.numbers["trainer"]["iteration"] != manifest["iteration"]:
+
+        numbers = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = TrainingState(numbers, load_file(folder / TENSORS))
+        if numbers["trainer"]["iteration"] != manifest["iteration"]:
             raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} belong to different iterations")
     except CheckpointError:
         raise
@@ -189,8 +223,9 @@ def newest_checkpoint(run_folder: Path) -> Path:
     Raises:
         CheckpointError: there is none.
     """
-    if found := _with_state(run_folder / FOLDER):
-        return found[-1]
+    resumable = _with_state(run_folder / FOLDER)
+    if resumable:
+        return resumable[-1]
     raise CheckpointError(
         f"{run_folder} has no checkpoint to resume from; it is saved every train_evaluation.save_every iterations"
         f", in supervised runs according to alg.training_args.save_strategy{skipped(run_folder / FOLDER)}"
@@ -199,10 +234,14 @@ def newest_checkpoint(run_folder: Path) -> Path:
 
 def skipped(base: Path, since: int = -1) -> str:
     """Return the names of checkpoints after `since` iterations or steps that cannot be resumed, and the reason."""
-    later = [path for path in checkpoints_in(base) if _place(path) > (since, True)]
-    names = [path.name for path in later if not (path / MANIFEST).is_file()]
+    names = []
+    for path in checkpoints_in(base):
+        if _sort_key(path) > (since, True) and not (path / MANIFEST).is_file():
+            names.append(path.name)
+    if not names:
+        return ""
     why = f"no {MANIFEST}: they hold only the model, are incomplete or were changed"
-    return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})" if names else ""
+    return f"; skipped: {', '.join(names[:3])}{' ...' if len(names) > 3 else ''} ({why})"
 
 
 def put_names_back(run_folder: Path) -> None:
@@ -210,15 +249,18 @@ def put_names_back(run_folder: Path) -> None:
 
     The caller must hold the run's lock, because a running process completes the replacement itself.
     """
-    for left in (run_folder / FOLDER).glob("*.replaced"):
-        if left.is_dir() and _is_left(left) and not (folder := left.with_name(left.name.partition(".")[0])).exists():
-            os.replace(left, folder)
+    for replaced in (run_folder / FOLDER).glob("*.replaced"):
+        folder = replaced.with_name(replaced.name.partition(".")[0])
+        if replaced.is_dir() and _is_temporary(replaced) and not folder.exists():
+            os.replace(replaced, folder)
 
 
 def older_intact(checkpoint: Path, check: Callable[[Path], Any] = read_checkpoint) -> Path | None:
     """Return the newest earlier checkpoint that passes `check`, that is, for which it raises no `CheckpointError`."""
+    # A checkpoint that the user has renamed has no key: then all that have one may be earlier.
+    key = _sort_key(checkpoint)
     for other in reversed(_with_state(checkpoint.parent)):
-        if not _place(checkpoint) or _place(other) < _place(checkpoint):
+        if not key or _sort_key(other) < key:
             with suppress(CheckpointError):
                 check(other)
                 return other
@@ -235,20 +277,28 @@ def delete_later(base: Path, iteration: int, keep: int | None = None, *, interru
         CheckpointError: a later checkpoint was not written by this run, so that nothing was removed; or one cannot be
             removed.
     """
-    later = [path for path in _with_state(base) if _place(path) > (iteration, interrupted)]
-    if foreign := next((path for path in later if not is_own(path)), None):
-        raise CheckpointError(
-            f"{foreign} is later than the checkpoint to resume from. It is behind a link and was not written by this "
-            f"run, so it is kept: resume from it, remove it, or point the link to another folder"
-        )
+    later = [path for path in _with_state(base) if _sort_key(path) > (iteration, interrupted)]
+    for path in later:
+        if not is_own(path):
+            raise CheckpointError(
+                f"{path} is later than the checkpoint to resume from. It is behind a link and was not written by this "
+                f"run, so it is kept: resume from it, remove it, or point the link to another folder"
+            )
+
     try:
-        for left in [path for path in base.glob("*") if path.is_dir()]:
-            if _is_left(left):
-                remove_path(left)
-            elif _place(left) and not (left / MANIFEST).is_file() and is_own(left):
-                _remove_state(left)
+        # What a killed process has left: temporary folders, and checkpoints whose removal it had begun.
+        for path in [path for path in base.glob("*") if path.is_dir()]:
+            if _is_temporary(path):
+                remove_path(path)
+            elif _sort_key(path) and not (path / MANIFEST).is_file() and is_own(path):
+                _remove_state(path)
+
+        # Their models stay, but nothing must resume from a state that this run will not reach again.
         for path in later:
-            remove_path(path) if path.is_symlink() else _remove_state(path)
+            if path.is_symlink():
+                remove_path(path)
+            else:
+                _remove_state(path)
         if keep is not None:
             remove_older(base, iteration, keep)
     except OSError as error:
@@ -268,9 +318,16 @@ def remove_older(base: Path, iteration: int, keep: int, spare: Collection[Path] 
     The newest is always kept, and so are those in `spare`, which count towards `keep`. Checkpoints later than the
     current iteration are those of an earlier attempt and are ignored.
     """
-    found = [path for path in checkpoints_in(base) if _place(path) <= (iteration, True) and is_own(path)]
-    stay = {*found[-1:], *(path for path in found if path in spare)}
-    for path in [path for path in found if path not in stay][: max(len(found) - max(keep, len(stay)), 0)]:
+    own_checkpoints = []
+    for path in checkpoints_in(base):
+        if _sort_key(path) <= (iteration, True) and is_own(path):
+            own_checkpoints.append(path)
+
+    newest = own_checkpoints[-1:]
+    removable = [path for path in own_checkpoints if path not in newest and path not in spare]
+    n_staying = len(own_checkpoints) - len(removable)
+    n_removed = len(own_checkpoints) - max(keep, n_staying)
+    for path in removable[: max(n_removed, 0)]:
         remove(path)
 
 
@@ -284,7 +341,7 @@ def checkpoints_in(base: Path) -> list[Path]:
 
 def ended_early(checkpoint: Path) -> bool:
     """Return True if the checkpoint was saved when the run ended early."""
-    return _place(checkpoint)[1:] == (True,)
+    return _sort_key(checkpoint)[1:] == (True,)
 
 
 def remove(checkpoint: Path) -> None:
@@ -308,7 +365,8 @@ def mark_in(base: Path) -> str:
 
 def is_own(checkpoint: Path) -> bool:
     """Return True if a checkpoint belongs to the run in whose folder it is, so that the run may delete it."""
-    if not (mark := mark_in(checkpoint.parent)):
+    mark = mark_in(checkpoint.parent)
+    if not mark:  # not behind a link: nobody else writes there
         return True
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -318,7 +376,7 @@ def is_own(checkpoint: Path) -> bool:
 
 
 def _all(base: Path) -> list[Path]:
-    return sorted((path for path in base.glob("*") if _place(path) and path.is_dir()), key=_place)
+    return sorted((path for path in base.glob("*") if _sort_key(path) and path.is_dir()), key=_sort_key)
 
 
 def _with_state(base: Path) -> list[Path]:
@@ -326,24 +384,29 @@ def _with_state(base: Path) -> list[Path]:
     return [path for path in _all(base) if (path / MANIFEST).is_file()]
 
 
-def _place(checkpoint: Path) -> tuple[int, bool] | tuple[()]:
+def _sort_key(checkpoint: Path) -> tuple[int, bool] | tuple[()]:
     """Return the sort key of a checkpoint: its number, and True if the run ended early in the following iteration.
 
     It is empty for other folders and for those left by a killed process.
     """
-    found = _NAME.fullmatch(checkpoint.name)
-    return () if found is None or found["left"] else (int(found["number"]), found["early"] is not None)
+    match = _NAME.fullmatch(checkpoint.name)
+    if match is None or match["temporary"]:
+        return ()
+    return int(match["number"]), match["early"] is not None
 
 
-def _is_left(path: Path) -> bool:
+def _is_temporary(path: Path) -> bool:
     """Return True for a temporary folder left by a killed process of this run."""
-    found, mark = _NAME.fullmatch(path.name), mark_in(path.parent)
-    return found is not None and bool(found["left"]) and (not mark or found["mark"] == mark)
+    match = _NAME.fullmatch(path.name)
+    mark = mark_in(path.parent)
+    return match is not None and bool(match["temporary"]) and (not mark or match["mark"] == mark)
 
 
 def _remove_state(checkpoint: Path) -> None:
     """Delete the training state and keep the model. Targets of links are kept: they may belong to another user."""
-    for name in (MANIFEST, STATE, TENSORS) if not checkpoint.is_symlink() else ():
+    if checkpoint.is_symlink():
+        return
+    for name in (MANIFEST, STATE, TENSORS):  # the manifest first: without it, the others are not read
         (checkpoint / name).unlink(missing_ok=True)
 
 
@@ -352,14 +415,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a checkpoint that can be resumed") from None
-    names, known = set(manifest["files"]), manifest["format"]
+    # A manifest may come from somewhere else: it must not make this process read files elsewhere.
+    names = set(manifest["files"])
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
         raise CheckpointError(f"{folder}: {MANIFEST} names files outside the checkpoint")
-    if type(known) is not int or known != FORMAT or not {STATE, TENSORS} <= names:
-        if known in OLDER_FORMATS:
-            hint = "resume the run with that version, or start a new one from this model"
-            raise CheckpointError(f"{folder}: written by {OLDER_FORMATS[known]}: {hint} (alg.policy.args.model_name)")
-        raise CheckpointError(f"{folder}: written in format {known!r}; this version reads format {FORMAT}")
+
+    version = manifest["format"]
+    if version in OLDER_FORMATS:
+        hint = "resume the run with that version, or start a new one from this model"
+        raise CheckpointError(f"{folder}: written by {OLDER_FORMATS[version]}: {hint} (alg.policy.args.model_name)")
+    if type(version) is not int or version != FORMAT or not {STATE, TENSORS} <= names:
+        raise CheckpointError(f"{folder}: written in format {version!r}; this version reads format {FORMAT}")
     return manifest
 
 
@@ -372,16 +438,18 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str,
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    seen: set[int] = set()
-    packed = {}
+    # Safetensors refuses tensors that share memory, such as tied embeddings: all but the first are copied.
+    storages: set[int] = set()
+    separate = {}
     for name, tensor in tensors.items():
-        part = tensor.detach().cpu().contiguous()
-        if part.untyped_storage().data_ptr() in seen:  # safetensors refuses tensors that share memory
-            part = part.clone()
-        seen.add(part.untyped_storage().data_ptr())
-        packed[name] = part
+        on_cpu = tensor.detach().cpu().contiguous()
+        if on_cpu.untyped_storage().data_ptr() in storages:
+            on_cpu = on_cpu.clone()
+        storages.add(on_cpu.untyped_storage().data_ptr())
+        separate[name] = on_cpu
+
     try:
-        save_file(packed, file, metadata)
+        save_file(separate, file, metadata)
     except SafetensorError as error:  # raised when the disk is full
         raise OSError(str(error)) from error
 

@@ -24,7 +24,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +75,7 @@ MEMORY = (
 )
 """Keys that decide how much memory an update needs."""
 
+_ENGINE = "alg.policy.args.engine.args"
 MAY_CHANGE = (
     *MEMORY,
     "train_evaluation.n_iters",
@@ -87,8 +87,15 @@ MAY_CHANGE = (
     "train_evaluation.save_rollouts",
     "env.reward_workers",
     "env.reward_timeout",
-    *(f"alg.policy.args.engine.args.{key}" for key in ("url", "weights_dir", "timeout", "retries", "backoff")),
-    *(f"alg.policy.args.engine.args.{key}" for key in ("max_gap", "sleep", "max_connections", "headers_from_env")),
+    f"{_ENGINE}.url",
+    f"{_ENGINE}.weights_dir",
+    f"{_ENGINE}.timeout",
+    f"{_ENGINE}.retries",
+    f"{_ENGINE}.backoff",
+    f"{_ENGINE}.max_gap",
+    f"{_ENGINE}.sleep",
+    f"{_ENGINE}.max_connections",
+    f"{_ENGINE}.headers_from_env",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",
@@ -118,12 +125,36 @@ N_SHOWN = 3
 
 @dataclass(frozen=True)
 class Resumption:
-    """Run to be resumed."""
+    """Run to be resumed.
+
+    Args:
+        run_folder: the run's folder.
+        checkpoint: where it resumes; None = the run ended before its first iteration and is restarted.
+        config: the run's config, with the overrides applied.
+        lock: of the folder, if it is already acquired.
+    """
 
     run_folder: Path
-    checkpoint: Path | None  # None: the run ended before its first iteration and is restarted
-    config: AnyConfig  # with the overrides applied
-    lock: FileLock | None = None  # of the folder, if it is already acquired
+    checkpoint: Path | None
+    config: AnyConfig
+    lock: FileLock | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Key in which two configs compute something different.
+
+    Args:
+        path: dotted path of the key.
+        old: value in the run, as JSON data.
+        new: value in the other config.
+        schedule: learning rate schedule over the run, if the key is a length that it follows.
+    """
+
+    path: str
+    old: Any
+    new: Any
+    schedule: str | None = None
 
 
 def hold_run(path: str | Path) -> FileLock:
@@ -133,7 +164,7 @@ def hold_run(path: str | Path) -> FileLock:
         CheckpointError: there is no such run.
         RL4LMsLikeError: another process is writing to it.
     """
-    run_folder, _ = _places(path)
+    run_folder, _ = _run_and_checkpoint(path)
     own_config(run_folder)
     lock = hold(run_folder)
     put_names_back(run_folder)
@@ -148,22 +179,25 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
             checkpoint that is intact.
         ConfigError: the overrides are invalid, or would change what the run computes.
     """
-    run_folder, named = _places(path)
+    run_folder, named = _run_and_checkpoint(path)
     mapping = own_config(run_folder)
     checkpoint = named or newest_checkpoint(run_folder)
     state = _checked(checkpoint)
+
     changed, issues = apply_overrides(mapping, overrides)
     config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", issues=issues)
+
+    # Two comparisons: the file with the checkpoint, since it may have been edited by hand; the overrides with the file.
     before = _refuse_edited(run_folder, state, mapping)
     source = f"the config to resume {run_folder}"
     _refuse_another_run(before.to_dict(), config.to_dict(), source)
-    if issue := _behind_already(config, state, checkpoint):
+    if issue := _too_short(config, state, checkpoint):
         raise ConfigError([issue], source)
     return Resumption(run_folder, checkpoint, config)
 
 
-def find_unfinished(config: AnyConfig, wanted: Path) -> tuple[Resumption | None, list[str]]:
-    """Find the first run of this config in `wanted`, `wanted_2` ... that can be resumed.
+def find_unfinished(config: AnyConfig, first: Path) -> tuple[Resumption | None, list[str]]:
+    """Find the first run of this config in `first`, `first_2` ... that can be resumed.
 
     Returns:
         The first matching run, with its lock, and for each run before it the reason why it does not match.
@@ -173,25 +207,35 @@ def find_unfinished(config: AnyConfig, wanted: Path) -> tuple[Resumption | None,
         ConfigError: the `config.json` of the matching run was edited by hand.
     """
     reasons: list[str] = []
-    for folder in numbered(wanted):
+    for folder in numbered(first):
         if not (folder / CONFIG_FILE).is_file():
             break
-        found = _unlike(config, folder) or _locked(config, folder)
-        if isinstance(found, Resumption):
-            return found, reasons
-        reasons.append(f"{folder}: {found}")
+        reason = _unlike(config, folder)  # needs no lock, so a run that another process writes to is read only
+        if reason is None:
+            match = _locked(config, folder)
+            if isinstance(match, Resumption):
+                return match, reasons
+            reason = match
+        reasons.append(f"{folder}: {reason}")
     return None, reasons
 
 
-def newest_alike(config: AnyConfig, wanted: Path) -> Path | None:
-    """Return the last of the folders `wanted`, `wanted_2` ... with a run of this config, finished or not."""
-    folders = takewhile(lambda folder: (folder / CONFIG_FILE).is_file(), numbered(wanted))
-    return next((folder for folder in reversed([*folders]) if _difference(config, folder) is None), None)
+def newest_alike(config: AnyConfig, first: Path) -> Path | None:
+    """Return the last of the folders `first`, `first_2` ... with a run of this config, finished or not."""
+    newest = None
+    for folder in numbered(first):
+        if not (folder / CONFIG_FILE).is_file():
+            break
+        if _difference(config, folder) is None:
+            newest = folder
+    return newest
 
 
 def _unlike(config: AnyConfig, folder: Path) -> str | None:
     """Return why the run in a folder does not match, or None. This check needs no lock."""
-    return "it is finished" if (folder / FINISHED_FILE).exists() else _difference(config, folder)
+    if (folder / FINISHED_FILE).exists():
+        return "it is finished"
+    return _difference(config, folder)
 
 
 def _difference(config: AnyConfig, folder: Path) -> str | None:
@@ -200,14 +244,21 @@ def _difference(config: AnyConfig, folder: Path) -> str | None:
         before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
+
+    # The stored config has no secrets: those of the command's config are masked in the same way.
     differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
-    message = [
-        f"{path} is {shown(old)} there, {shown(new)} here" + (f" ({schedule})" if schedule else "")
-        for path, old, new, schedule in differences[:N_SHOWN]
-    ]
+    if not differences:
+        return None
+
+    messages = []
+    for difference in differences[:N_SHOWN]:
+        message = f"{difference.path} is {shown(difference.old)} there, {shown(difference.new)} here"
+        if difference.schedule is not None:
+            message += f" ({_follows_length(difference.schedule)})"
+        messages.append(message)
     if len(differences) > N_SHOWN:
-        message.append(f"and {len(differences) - N_SHOWN} more")
-    return f"its config differs: {'; '.join(message)}" if message else None
+        messages.append(f"and {len(differences) - N_SHOWN} more")
+    return f"its config differs: {'; '.join(messages)}"
 
 
 def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
@@ -217,13 +268,14 @@ def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
         return "another process is writing to it"
     with ExitStack() as stack:
         stack.callback(lock.release)
-        found = _found(config, folder, lock)
-        if isinstance(found, Resumption):
-            stack.pop_all()
-        return found
+        match = _resumable(config, folder, lock)
+        if isinstance(match, Resumption):
+            stack.pop_all()  # the caller holds the lock from here
+        return match
 
 
-def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
+def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
+    """Return the run in a locked folder, or why it cannot be resumed."""
     if (folder / FINISHED_FILE).exists():  # finished since the check without the lock
         return "it is finished"
     put_names_back(folder)
@@ -233,9 +285,11 @@ def _found(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
         if is_untrained(folder):
             return Resumption(folder, None, config, lock)
         return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
+
+    # A damaged checkpoint or an edited config is an error, not another reason to start a new run: the user decides.
     state = _checked(checkpoint, "; --new starts a new run")
     _refuse_edited(folder, state, own_config(folder))
-    if issue := _behind_already(config, state, checkpoint):
+    if issue := _too_short(config, state, checkpoint):
         return f"{issue.path} is {issue.message}"
     return Resumption(folder, checkpoint, config, lock)
 
@@ -266,15 +320,23 @@ def log_resume_hint(tracker: Tracker, error: BaseException | None = None) -> Non
         checkpoint = newest_checkpoint(tracker.run_path)
     except CheckpointError:
         return
+
+    # A command that can be pasted into the shell that started the run.
     where = "where it was interrupted" if ended_early(checkpoint) else f"after {checkpoint.name}"
     program = "torchrun ... -m rl4lms_like" if is_distributed() else "rl4lms-like"
     tracker.log_info(
         f"to resume {where}: {program} train --resume {shlex.quote(str(tracker.run_path))}{code_options()}"
         f"{trust_option(tracker.run_config)}"
     )
+
+    # Only the keys that may change on resuming, of blocks that the config has.
     if isinstance(error, OutOfMemoryError):
-        free = [f"--set {key}=..." for key in MEMORY if at(tracker.run_config, key.rpartition(".")[0]) is not None]
-        tracker.log_info(f"to use less memory: add {' or '.join(free)}; other keys that save memory need a new run")
+        options = []
+        for key in MEMORY:
+            block = key.rpartition(".")[0]
+            if at(tracker.run_config, block) is not None:
+                options.append(f"--set {key}=...")
+        tracker.log_info(f"to use less memory: add {' or '.join(options)}; other keys that save memory need a new run")
 
 
 def remove_later(
@@ -287,11 +349,14 @@ def remove_later(
     Raises:
         CheckpointError: a file of the run is shorter than at the checkpoint, or a later checkpoint cannot be removed.
     """
-    base, done, files = tracker.checkpoint_base_path, state.numbers["trainer"]["iteration"], state.numbers["files"]
-    check_sizes(tracker.run_path, files)
-    others = skipped(base, done)
-    delete_later(base, done, keep, interrupted=ended_early(checkpoint))
-    tracker.cut_files(files)  # last, because the later checkpoints removed above refer to the lines
+    base = tracker.checkpoint_base_path
+    n_done = state.numbers["trainer"]["iteration"]
+    sizes = state.numbers["files"]
+    check_sizes(tracker.run_path, sizes)
+    others = skipped(base, n_done)
+    delete_later(base, n_done, keep, interrupted=ended_early(checkpoint))
+    tracker.cut_files(sizes)  # last, because the later checkpoints removed above refer to the lines
+
     tracker.log_info(f"resuming {where}, from {checkpoint}{others}")
     for notice in rounding_notices(state.numbers["config"], tracker.run_config):
         tracker.log_info(notice)
@@ -307,53 +372,69 @@ def _checked(checkpoint: Path, hint: str = "") -> TrainingState:
         raise CheckpointError(f"{error}\n{offer}{hint}") from error
 
 
-def _behind_already(config: AnyConfig, state: TrainingState, checkpoint: Path) -> ConfigIssue | None:
+def _too_short(config: AnyConfig, state: TrainingState, checkpoint: Path) -> ConfigIssue | None:
     """Return an error if the checkpoint has already passed the configured length of the run."""
-    done = state.numbers["trainer"]
-    counted = {
-        "train_evaluation.n_iters": done["iteration"] + ("update" in state.numbers),
-        "alg.training_args.max_steps": done["iteration"],
-        "alg.training_args.num_train_epochs": done.get("passes", 0),
+    progress = state.numbers["trainer"]
+    n_done = {
+        "train_evaluation.n_iters": progress["iteration"] + ("update" in state.numbers),
+        "alg.training_args.max_steps": progress["iteration"],
+        "alg.training_args.num_train_epochs": progress.get("passes", 0),
     }
-    for path, behind in counted.items():
-        asked = at(config.to_dict(), path)
-        if isinstance(asked, int | float) and asked >= 0 and behind > asked:
-            return ConfigIssue(path, f"{asked}, but {checkpoint.name} has already completed {behind}")
+    for path, done in n_done.items():
+        length = at(config.to_dict(), path)
+        if isinstance(length, int | float) and length >= 0 and done > length:  # max_steps -1 is no limit
+            return ConfigIssue(path, f"{length}, but {checkpoint.name} has already completed {done}")
     return None
 
 
-def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any, str | None]]:
-    """Return the differences of two configs, as JSON data, that change what the run computes.
-
-    Each is a path, its value in the run, its new value, and if the path is a length that the learning rate follows, a
-    text that says so.
-    """
-    found = []
+def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Difference]:
+    """Return the differences of two configs, as JSON data, that change what the run computes."""
+    differences = []
     for path, old, new in _differences(before, after):
-        key, free = _LENGTHS.get(path, ("", (None,)))
-        schedule = at(after, key)
-        schedule = None if schedule in free else schedule or "linear"  # transformers' own default
-        if schedule or not {path, path.partition(".")[0]} & {*MAY_CHANGE}:
-            found.append((path, old, new, f"the learning rate is {schedule} over the run" if schedule else None))
-    return found
+        # A length may change, unless the learning rate follows it.
+        schedule = None
+        if path in _LENGTHS:
+            key, independent = _LENGTHS[path]
+            schedule = at(after, key)
+            if schedule in independent:
+                schedule = None
+            elif schedule is None:
+                schedule = "linear"  # transformers' own default
+
+        may_change = path in MAY_CHANGE or path.partition(".")[0] in MAY_CHANGE
+        if schedule is not None or not may_change:
+            differences.append(Difference(path, old, new, schedule))
+    return differences
+
+
+def _follows_length(schedule: str) -> str:
+    return f"the learning rate is {schedule} over the run"
 
 
 def rounding_notices(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return log lines about changed keys that affect rounding; see `ROUNDING`."""
     text = "from here on, results may differ from those of an unchanged run, at first by rounding"
-    values = ((path, at(before, path), at(after, path)) for path in ROUNDING)
-    changed = ((path, old, new) for path, old, new in values if (old or None) != (new or None))
-    return [f"{path} changes from {shown(old)} to {shown(new)}: {text}" for path, old, new in changed]
+    notices = []
+    for path in ROUNDING:
+        old = at(before, path)
+        new = at(after, path)
+        if (old or None) != (new or None):  # false, 0 and null are the same default
+            notices.append(f"{path} changes from {shown(old)} to {shown(new)}: {text}")
+    return notices
 
 
-def _places(path: str | Path) -> tuple[Path, Path | None]:
+def _run_and_checkpoint(path: str | Path) -> tuple[Path, Path | None]:
     """Return the run's folder, and the checkpoint if the path names one."""
     path = Path(os.path.abspath(with_home(path)))
     if path.name == "checkpoints" and not (path / "config.json").exists():
         return path.parent, None
+
+    # A link to a checkpoint is followed, but not a link at the place of one: its run is where the link is.
     if path.parent.name != "checkpoints" and path.is_symlink():
         path = path.resolve()
-    return (path.parent.parent, path) if path.parent.name == "checkpoints" else (path, None)
+    if path.parent.name == "checkpoints":
+        return path.parent.parent, path
+    return path, None
 
 
 def _sound(checkpoint: Path) -> TrainingState:
@@ -387,20 +468,20 @@ def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str,
 
 def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
     """Raise a `ConfigError` with every difference that changes what the run computes."""
-    issues = [
-        ConfigIssue(
-            path,
-            f"{schedule}, so its length cannot change"
-            if schedule
-            else f"{shown(old)} in the run, {shown(new)} now; it affects results and cannot change on resuming",
-        )
-        for path, old, new, schedule in other_computations(before, after)
-    ]
+    issues = []
+    for difference in other_computations(before, after):
+        if difference.schedule is not None:
+            message = f"{_follows_length(difference.schedule)}, so its length cannot change"
+        else:
+            values = f"{shown(difference.old)} in the run, {shown(difference.new)} now"
+            message = f"{values}; it affects results and cannot change on resuming"
+        issues.append(ConfigIssue(difference.path, message))
     if issues:
         raise ConfigError(issues, source)
 
 
 def _differences(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Iterate over the keys whose values differ: path, old value, new value."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             yield from _differences(before.get(key), after.get(key), join(path, key))

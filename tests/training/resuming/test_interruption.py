@@ -79,14 +79,14 @@ class After:
 
 def at_minibatch(patch, act):
     """Counted over all updates of the run."""
-    original = UpdateProgress.minibatches
+    original = UpdateProgress.remaining
 
-    def minibatches(self, *arguments):
-        for minibatch in original(self, *arguments):
+    def remaining(self, *arguments):
+        for numbered_minibatch in original(self, *arguments):
             act()
-            yield minibatch
+            yield numbered_minibatch
 
-    patch.setattr(UpdateProgress, "minibatches", minibatches)
+    patch.setattr(UpdateProgress, "remaining", remaining)
 
 
 def at_call(patch, owner, name, act):
@@ -109,7 +109,7 @@ def stopped(mapping, base, where, act, error=KeyboardInterrupt):
 
 
 def in_rollout(patch, act):
-    at_call(patch, RolloutCollector, "_generation_batch", act)
+    at_call(patch, RolloutCollector, "generation_batch", act)
 
 
 def in_evaluation(patch, act):
@@ -268,7 +268,7 @@ def test_an_error_between_two_steps_loses_none_and_one_within_a_step_is_not_gone
         at_call(patch, PPO, "loss", act)
 
     def within_step(patch, act):
-        at_call(patch, PPO, "_weights_change", act)
+        at_call(patch, PPO, "weights_change", act)
 
     mapping = short("causal", tiny_gpt2_dir, "ppo")
     folder = stopped(mapping, tmp_path / "before", before_step, After(5, fail), ZeroDivisionError)
@@ -285,7 +285,7 @@ def test_what_a_run_goes_on_from_stays_where_it_fails_before_there_is_more(whole
         raise ZeroDivisionError
 
     def within_step(patch, act):
-        at_call(patch, PPO, "_weights_change", act)
+        at_call(patch, PPO, "weights_change", act)
 
     folder = stopped(short("causal", tiny_gpt2_dir, "ppo"), tmp_path, at_minibatch, After(2))
     for where in (at_minibatch, within_step):
@@ -433,16 +433,16 @@ SIGNALLED = """
 import os, signal, sys
 from rl4lms_like.rollouts.progress import UpdateProgress
 
-original = UpdateProgress.minibatches
+original = UpdateProgress.remaining
 
-def minibatches(self, *arguments):
-    for minibatch in original(self, *arguments):
+def remaining(self, *arguments):
+    for numbered_minibatch in original(self, *arguments):
         for number in sys.argv.pop().split():
             os.kill(0 if number == "2" else os.getpid(), int(number))  # Ctrl-C goes to the whole group
         sys.argv.append("")
-        yield minibatch
+        yield numbered_minibatch
 
-UpdateProgress.minibatches = minibatches
+UpdateProgress.remaining = remaining
 from rl4lms_like.cli import main
 sys.exit(main(sys.argv[1:-1]))
 """

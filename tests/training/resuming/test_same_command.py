@@ -18,7 +18,7 @@ from rl4lms_like.training import run as running
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.resume import find_unfinished
-from rl4lms_like.training.resuming.states import ResumePoint
+from rl4lms_like.training.resuming.resume_point import ResumePoint
 from rl4lms_like.training.run import resume, train_config
 from tests.conftest import REPOSITORY
 from tests.forked import forked
