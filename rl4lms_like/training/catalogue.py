@@ -78,6 +78,7 @@ def table_rows(
     for argument in signature_of(target, exclude=exclude).arguments:
         values = argument.type_text
         default = required if argument.required else f"`{shown(argument.default)}`"
+
         # A dataclass is a nested block, which has a table of its own.
         if dataclasses.is_dataclass(argument.default) or dataclasses.is_dataclass(argument.annotation):
             values = "a block"
@@ -101,6 +102,7 @@ def _fitting(path: str) -> Registry:
                 raise
         else:
             return registry
+
     kinds = ", ".join(registry.kind for registry in REGISTRIES.values())
     raise ConfigError([ConfigIssue("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
 
@@ -157,6 +159,7 @@ def _supervised() -> str:
         "",
         "  keys of alg:",
     ]
+
     for key in signature_of(SupervisedAlgConfig).arguments:
         lines += _argument(key)
     return "\n".join(lines)

@@ -228,10 +228,10 @@ def prompt_lengths(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
     lengths = [len(ids) for ids in TextLayout(tokenizer, NO_LIMIT, 1).encode_all(counted)]
     n_longer = sum(length > max_prompt_length for length in lengths)
 
-    of = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
+    scope = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
     if not n_longer:
-        return f"all prompts{of} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
-    return f"{n_longer:,} prompts{of} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
+        return f"all prompts{scope} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
+    return f"{n_longer:,} prompts{scope} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
 
 
 def _shown(prompt: str) -> str:

@@ -273,6 +273,8 @@ def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         return {}
     if isinstance(config, RunConfig):
         return dict(config.alg.policy.args)
+
+    # transformers' Trainer trains in bfloat16 by autocast, as a policy with this `dtype` does.
     return {
         "generation_kwargs": config.alg.generation_kwargs,
         "prompt_truncation_side": config.tokenizer.truncation_side,

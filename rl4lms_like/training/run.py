@@ -47,7 +47,7 @@ _DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 @dataclass(frozen=True)
 class Destinations:
-    """Where a run's files, numbers and messages go; see `Tracker`. The folder is `<base>/<project>/<experiment>`."""
+    """Folder of a run, `<base>/<project_name>/<experiment_name>`, and where else its numbers go; see `Tracker`."""
 
     base: str | Path
     project_name: str
@@ -153,10 +153,10 @@ def train_config(
         # The unfinished run may be `<experiment_name>_2`: its folder is used, instead of the next free name.
         if resumed is not None:
             experiment_name = str(Path(experiment_name).with_name(resumed.run_folder.name))
-            how = "starts again in it, since it ended before its first iteration"
-            if resumed.checkpoint is not None:
-                how = "resumes it"
-            messages = [*messages, f"{resumed.run_folder} is not finished: this run {how}; --new starts a new run"]
+            action = "resumes it"
+            if resumed.checkpoint is None:
+                action = "starts again in it, since it ended before its first iteration"
+            messages = [*messages, f"{resumed.run_folder} is not finished: this run {action}; --new starts a new run"]
             resumed = replace(resumed, lock=lock)
 
         destinations = Destinations(

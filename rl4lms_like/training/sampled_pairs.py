@@ -183,6 +183,7 @@ def _check(config: Any, n_samples: int, min_difference: float) -> None:
         issues.append(ConfigIssue("--n_samples", f"a pair needs at least 2 responses to a prompt, got {n_samples}"))
     if not 0 <= min_difference < math.inf:
         issues.append(ConfigIssue("--min_difference", f"expected a number of at least 0, got {min_difference}"))
+
     if not isinstance(config, RunConfig):
         issues.append(ConfigIssue("reward_fn", "missing: pairs need the config of an RL run, with policy and reward"))
     elif not (config.alg.policy.args.get("generation_kwargs") or {}).get("do_sample"):

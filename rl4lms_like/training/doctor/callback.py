@@ -48,6 +48,7 @@ class Doctor(Callback):
         self.reported: dict[str, int] = {}
         self._hacked = False
         self._has_failed = False
+
         if not self.limits.enabled:
             return
         run.algorithm.warns_of_ratio = False  # the doctor reports it, or its alert is switched off
