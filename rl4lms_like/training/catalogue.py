@@ -56,14 +56,18 @@ def description(id: str) -> str:
     """
     if id == "supervised":
         return _supervised()
-    found = [registry for registry in REGISTRIES.values() if id in registry]
-    if not found and ":" in id:
+
+    # One id may be in several registries: `rouge` is a reward and a metric.
+    registries = [registry for registry in REGISTRIES.values() if id in registry]
+    if registries:
+        return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in registries)
+    if ":" in id:
         return _describe(_fitting(id), id, kind="component")
-    if not found:
-        unknown = [ConfigIssue("", registry.unknown(id)) for registry in REGISTRIES.values()]
-        near = [issue for issue in unknown if "did you mean" in issue.message]
-        raise ConfigError(near or unknown, f"the id {id!r}")
-    return "\n\n".join(_describe(registry, id, kind=registry.kind) for registry in found)
+
+    # Any registry could be meant. If the id is nearly one of theirs, the others would only list what they have.
+    unknown = [ConfigIssue("", registry.unknown(id)) for registry in REGISTRIES.values()]
+    near = [issue for issue in unknown if "did you mean" in issue.message]
+    raise ConfigError(near or unknown, f"the id {id!r}")
 
 
 def table_rows(
@@ -72,11 +76,13 @@ def table_rows(
     """Return the arguments of a component or config block as rows of a Markdown table: key, type, default, meaning."""
     rows = []
     for argument in signature_of(target, exclude=exclude).arguments:
+        values = argument.type_text
         default = required if argument.required else f"`{shown(argument.default)}`"
+
+        # A dataclass is a nested block, which has a table of its own.
         if dataclasses.is_dataclass(argument.default) or dataclasses.is_dataclass(argument.annotation):
-            default, values = "", "a block"
-        else:
-            values = argument.type_text
+            values = "a block"
+            default = ""
         rows.append(f"| `{argument.name}` | {values} | {default} | {argument.help} |")
     return rows
 
@@ -87,14 +93,16 @@ def _fitting(path: str) -> Registry:
     Raises:
         ConfigError: no registry accepts it, or it cannot be imported.
     """
+    # Rewards first, for a component that fits several kinds.
     for registry in sorted(REGISTRIES.values(), key=lambda registry: registry.kind != "reward"):
         try:
             registry.resolve(path)
         except ConfigError as error:
-            if error.__cause__ is not None:  # it cannot be imported
+            if error.__cause__ is not None:  # it cannot be imported, which no other registry changes
                 raise
         else:
             return registry
+
     kinds = ", ".join(registry.kind for registry in REGISTRIES.values())
     raise ConfigError([ConfigIssue("", f"{path!r} is none of {kinds}")], f"the id {path!r}")
 
@@ -107,38 +115,54 @@ def import_path(entry: Entry) -> str:
 
 def text_and_excluded(registry: Registry, id: str) -> tuple[str, Collection[str]]:
     """Return a component's docstring without sections, and its parameters that a config cannot set."""
+    # The arguments are those of a dataclass, whose docstring does not describe the component.
     if registry.entry(id).arguments is not None:
         return "", ()
     return without_sections(inspect.getdoc(registry.signature(id)) or ""), FILLED_IN.get(registry.kind, ())
 
 
 def _describe(registry: Registry, id: str, *, kind: str) -> str:
-    entry, target = registry.entry(id), registry.signature(id)
+    entry = registry.entry(id)
+    target = registry.signature(id)
     text, exclude = text_and_excluded(registry, id)
     signature = signature_of(target, exclude=exclude)
+
     lines = [f"{id} ({kind})", f"  {_summary(registry, id)}", f"  {import_path(entry)}"]
-    lines += ["", textwrap.indent(text, "  ")] if text else []
-    if hasattr(target, "formula"):
+    if text:
+        lines += ["", textwrap.indent(text, "  ")]
+    if hasattr(target, "formula"):  # an objective of preference training
         lines += ["", "  with the defaults:", *(f"        {line}" for line in target().formula())]
+
     lines += ["", "  arguments:" if signature.arguments or signature.open else "  no arguments"]
-    lines += [line for argument in signature.arguments for line in _argument(argument)]
-    if signature.open:
+    for argument in signature.arguments:
+        lines += _argument(argument)
+    if signature.open:  # the component has `**kwargs`
         lines.append("    any other keyword argument")
     if takes_shaping(registry, target):
         lines += ["", f"  {SHAPING_HELP}"]
+
     if entry.keys:
         lines += ["", "  reports:", *(f"    {key}" for key in entry.keys)]
-    if findings := _findings(registry, id):
+    findings = _findings(registry, id)
+    if findings:
         lines += ["", "  findings of `check --reward`:"]
-        lines += [line for kind, text in findings.items() for line in (f"    {kind}", *_wrapped(text))]
+    for finding, explanation in findings.items():
+        lines += [f"    {finding}", *_wrapped(explanation)]
     return "\n".join(lines)
 
 
 def _supervised() -> str:
     """Return the description of `supervised`, which is in no registry: a supervised run has its own `alg` block."""
-    head = "supervised (alg.id)\n  trains on the references of a data pool with transformers' Trainer\n\n  keys of alg:"
-    keys = signature_of(SupervisedAlgConfig).arguments
-    return "\n".join([head, *(line for key in keys for line in _argument(key))])
+    lines = [
+        "supervised (alg.id)",
+        "  trains on the references of a data pool with transformers' Trainer",
+        "",
+        "  keys of alg:",
+    ]
+
+    for key in signature_of(SupervisedAlgConfig).arguments:
+        lines += _argument(key)
+    return "\n".join(lines)
 
 
 def _argument(argument: Argument) -> list[str]:
@@ -158,46 +182,63 @@ def _summary(registry: Registry, id: str) -> str:
 
 def page() -> str:
     """Return the whole page as Markdown."""
-    tables = [_tables(kind, registry) for kind, registry in REGISTRIES.items()]
-    entries = [
-        _entry(registry, id, heading=f"{id} ({registry.kind})") for registry in REGISTRIES.values() for id in registry
-    ]
+    tables = [_table(kind, registry) for kind, registry in REGISTRIES.items()]
+
+    # The kind in the heading: an id of two registries has two entries, each with an anchor.
+    entries = []
+    for registry in REGISTRIES.values():
+        for id in registry:
+            entries.append(_entry(registry, id, heading=f"{id} ({registry.kind})"))
     return "\n".join([_OPENING, *tables, "## Entries\n", *entries])
 
 
-def _tables(kind: str, registry: Registry) -> str:
+def _table(kind: str, registry: Registry) -> str:
     """Return the table of one registry, one row per id."""
+    titles = ["id", "what it is", "needs"]
+    has_keys = any(registry.entry(id).keys for id in registry)  # only metrics report keys
+    if has_keys:
+        titles.append("reports")
+
     rows = []
-    reports = any(registry.entry(id).keys for id in registry)
     for id in registry:
         entry = registry.entry(id)
-        cells = [f"[`{id}`](#{_anchor(f'{id} ({registry.kind})')})", _escaped(entry.summary), _escaped(entry.needs)]
-        rows.append(" | ".join(cells + ([_keys(entry, _KEYS_IN_ROW)] if reports else [])))
-    titles = ["id", "what it is", "needs", *(["reports"] if reports else [])]
+        anchor = _anchor(f"{id} ({registry.kind})")
+        cells = [f"[`{id}`](#{anchor})", _escaped(entry.summary), _escaped(entry.needs)]
+        if has_keys:
+            cells.append(_keys(entry, _KEYS_IN_ROW))
+        rows.append(" | ".join(cells))
+
     lines = [" | ".join(titles), " | ".join(["---"] * len(titles)), *rows]
-    page = [f"## {kind.replace('_', ' ').capitalize()}", "", *(f"| {line} |" for line in lines), ""]
+    section = [f"## {kind.replace('_', ' ').capitalize()}", "", *(f"| {line} |" for line in lines), ""]
     if registry.kind == "reward":
-        page += ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
-    return "\n".join(page)
+        section += ["Every reward also takes `shaping_fn`: the id or `{id, args}` of a reward that is added to it.", ""]
+    return "\n".join(section)
 
 
 def _entry(registry: Registry, id: str, *, heading: str) -> str:
     """Return the entry of one component: import path, docstring and arguments."""
     entry = registry.entry(id)
     lines = [f"### {heading}", "", f"`{import_path(entry)}`", ""]
+
+    # The page can be made without all extras: the entry then says which one the component needs.
     try:
         target = registry.signature(id)
     except MissingExtraError as error:
         return "\n".join([*lines, str(error), ""])
+
     text, exclude = text_and_excluded(registry, id)
-    lines += [text, ""] if text else []
-    if rows := table_rows(target, exclude=exclude):
+    if text:
+        lines += [text, ""]
+    rows = table_rows(target, exclude=exclude)
+    if rows:
         lines += ["| argument | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+
     if len(entry.keys) > _KEYS_IN_ROW:
         lines += [f"Reports {_keys(entry, len(entry.keys))}.", ""]
-    if findings := _findings(registry, id):
+    findings = _findings(registry, id)
+    if findings:
         lines += ["Findings of its [audit](reward_audit.md):", ""]
-        lines += [*(f"* `{kind}`: {text}" for kind, text in findings.items()), ""]
+        lines += [*(f"* `{finding}`: {explanation}" for finding, explanation in findings.items()), ""]
     return "\n".join(lines)
 
 
@@ -207,17 +248,20 @@ def _findings(registry: Registry, id: str) -> Mapping[str, str]:
 
 
 def _keys(entry: Entry, n_shown: int) -> str:
-    more = len(entry.keys) - n_shown
-    return ", ".join(f"`{key}`" for key in entry.keys[:n_shown]) + (f" and {more} more" if more > 0 else "")
+    keys = ", ".join(f"`{key}`" for key in entry.keys[:n_shown])
+    n_more = len(entry.keys) - n_shown
+    return f"{keys} and {n_more} more" if n_more > 0 else keys
 
 
 def _anchor(heading: str) -> str:
     """Return the anchor of a heading: lower case, spaces replaced by hyphens, punctuation dropped."""
-    kept = "".join(character for character in heading.lower() if character.isalnum() or character in " -_")
-    return kept.replace(" ", "-")
+    # As MkDocs makes it from a heading.
+    letters = "".join(character for character in heading.lower() if character.isalnum() or character in " -_")
+    return letters.replace(" ", "-")
 
 
 def _escaped(text: str) -> str:
+    """Escape the character that separates the cells of a table."""
     return text.replace("|", "\\|")
 
 

@@ -38,12 +38,16 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
 from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
 
-REWARD, POOL, METRIC = "reward_fn", "datapool", "train_evaluation.metrics"
+REWARD = "reward_fn"
+POOL = "datapool"
+METRIC = "train_evaluation.metrics"
+"""Paths of the components in a config."""
 N_COUNTED = 10_000
 """Number of prompts per split whose tokens are counted, which takes some seconds. Later prompts are not counted."""
 N_PROMPTS = 2
 """Number of `train` prompts that are shown."""
-SHOWN_START, SHOWN_END = 300, 100
+SHOWN_START = 300
+SHOWN_END = 100
 """Number of characters shown of a long prompt, from its start and its end, where a pool adds its suffix."""
 
 
@@ -64,7 +68,9 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
         NotReadyError: several components could not be built.
         RL4LMsLikeError: one component could not be built.
     """
-    built, errors = {}, {}
+    # All are tried: a user installs everything that is missing at once, instead of one package per attempt.
+    built: dict[str, Any] = {}
+    errors: dict[str, RL4LMsLikeError] = {}
     for path, build in _builders(config):
         if path == REWARD and not with_reward:
             continue
@@ -72,13 +78,18 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
             built[path] = build()
         except RL4LMsLikeError as error:
             errors[path] = error
+
+    # If one of them is an error of the config, all are reported as issues of the config, with the keys to change.
     if any(_is_issue(error) for error in errors.values()):
-        paths = {path: f"{path}.args" if _is_issue(error) else path for path, error in errors.items()}
-        raise ConfigError([ConfigIssue(paths[path], str(error)) for path, error in errors.items()])
+        issues = []
+        for path, failure in errors.items():
+            issues.append(ConfigIssue(f"{path}.args" if _is_issue(failure) else path, str(failure)))
+        raise ConfigError(issues)
     if len(errors) == 1:
         raise next(iter(errors.values()))
     if errors:
         raise NotReadyError(errors)
+
     metrics = [component for path, component in built.items() if path.startswith(f"{METRIC}.")]
     return Components(built.get(REWARD), metrics, built[POST_PROCESSING])
 
@@ -96,11 +107,17 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
     if isinstance(config, SupervisedConfig) and not any(sample.references for sample in samples["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
     issues = []
-    without = [sample.id for sample in samples["train"] if not sample.references]
-    if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False) and without:
-        lacking = f"{len(without):,} of {len(samples['train']):,} samples of 'train' lack (the first is {without[0]!r})"
-        message = f"{config.reward_fn.id!r} compares with references, which {lacking}; {_HINT}"
-        issues.append(ConfigIssue(REWARD, message))
+
+    # A reward scores every prompt of `train`, so one sample without a reference would end the run.
+    if isinstance(config, RunConfig) and getattr(components.reward_fn, "needs_references", False):
+        without = [sample.id for sample in samples["train"] if not sample.references]
+        if without:
+            n_samples = len(samples["train"])
+            lacking = f"{len(without):,} of {n_samples:,} samples of 'train' lack (the first is {without[0]!r})"
+            message = f"{config.reward_fn.id!r} compares with references, which {lacking}; {_HINT}"
+            issues.append(ConfigIssue(REWARD, message))
+
+    # A metric is a mean over the samples that have references; without any it would be NaN.
     evaluated = [*samples["val"], *samples["test"]]
     if evaluated and not any(sample.references for sample in evaluated):
         message = f"compares with references, and no sample of 'val' or 'test' has any; {_HINT}"
@@ -108,6 +125,7 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
             if getattr(metric, "needs_references", False):
                 id = config.train_evaluation.metrics[index].id
                 issues.append(ConfigIssue(f"{METRIC}.{index}", f"{id!r} {message}"))
+
     if issues:
         raise ConfigError(issues)
 
@@ -132,9 +150,13 @@ def build_post_processor(config: AnyConfig) -> Callable[[str], str] | None:
     Raises:
         RL4LMsLikeError: the function failed, or a requirement is missing.
     """
-    block = None if isinstance(config, RunConfig) else config.alg.generation_kwargs.get("post_processing_fn")
+    # Of supervised and preference runs, whose generation arguments are a part of `alg`. RL runs have no such key.
+    if isinstance(config, RunConfig):
+        return None
+    block = config.alg.generation_kwargs.get("post_processing_fn")
     if block is None:
         return None
+
     function: Callable[[str], str] = POST_PROCESSORS.get(block["id"], block.get("args"))
     try_post_processor(function)
     return function
@@ -170,25 +192,33 @@ def data_lines(
     """Return the contents of each split, and the first prompts; without a tokenizer, tokens are not counted."""
     rows = []
     for split, members in samples.items():
-        parts = [f"{len(members):,} samples"]
+        facts = [f"{len(members):,} samples"]
         if tokenizer is not None and members:
-            parts.append(prompt_lengths(members, tokenizer, max_prompt_length))
-        without = sum(not sample.references for sample in members)
-        if without:
-            parts.append(f"{'all' if without == len(members) else f'{without:,}'} without references")
-        rows.append((split, "; ".join(parts)))
-    rows += [("prompt", _shown(sample.prompt_or_input_text)) for sample in samples["train"][:N_PROMPTS]]
+            facts.append(prompt_lengths(members, tokenizer, max_prompt_length))
+        n_without = sum(not sample.references for sample in members)
+        if n_without:
+            amount = "all" if n_without == len(members) else f"{n_without:,}"
+            facts.append(f"{amount} without references")
+        rows.append((split, "; ".join(facts)))
+
+    for sample in samples["train"][:N_PROMPTS]:
+        rows.append(("prompt", _shown(sample.prompt_or_input_text)))
     return rows
 
 
 def chat_lines(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
     """Return the rendered prompt of a sample, its token ids, and the token after a message of the assistant."""
     (ids,) = TextLayout(tokenizer, NO_LIMIT, 1).encode_all([sample])
+
+    # The token that ends a turn also ends a response; a template without one leaves only the end-of-text token.
     end = ChatTemplate(tokenizer).end_of_turn
+    end_of_turn = "none"
+    if end is not None:
+        end_of_turn = f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})"
     return [
         ("rendered prompt", repr(sample.rendered_prompt)),
         ("ids", " ".join(map(str, ids))),
-        ("end of turn", "none" if end is None else f"{tokenizer.convert_ids_to_tokens(end)!r} ({end})"),
+        ("end of turn", end_of_turn),
     ]
 
 
@@ -196,11 +226,12 @@ def prompt_lengths(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
     """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
     counted = samples[:N_COUNTED]
     lengths = [len(ids) for ids in TextLayout(tokenizer, NO_LIMIT, 1).encode_all(counted)]
-    longer = sum(length > max_prompt_length for length in lengths)
-    of = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
-    if not longer:
-        return f"all prompts{of} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
-    return f"{longer:,} prompts{of} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
+    n_longer = sum(length > max_prompt_length for length in lengths)
+
+    scope = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
+    if not n_longer:
+        return f"all prompts{scope} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
+    return f"{n_longer:,} prompts{scope} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
 
 
 def _shown(prompt: str) -> str:

@@ -53,36 +53,53 @@ class Responder:
 
     def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
         """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
-        side = self.model.prompt_truncation_side
-        layout = TextLayout(self.tokenizer, self.max_prompt_length, 1, prompt_truncation_side=side)
+        layout = TextLayout(
+            self.tokenizer,
+            max_prompt_length=self.max_prompt_length,
+            max_context_length=1,
+            prompt_truncation_side=self.model.prompt_truncation_side,
+        )
         encoded = layout.encode_all(prompts) if prompts else []
+
+        # Sorted by length, so that little of a batch is padding. The processes take the batches in turn.
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
         starts = range(0, len(order), self.batch_size)[self.ranks.rank :: self.ranks.size]
         if isinstance(self.model, LMActorCriticPolicy):
             self.model.prepare_engine(self.ranks)
 
         def of_this_process() -> dict[int, str]:
-            texts: dict[int, str] = {}
+            responses: dict[int, str] = {}  # index of the prompt -> its response
             for start in starts:
                 batch = order[start : start + self.batch_size]
+
+                # A seed for each batch, whichever process generates it: one process or several write the same texts.
                 seed = derived_seed(self.seed, "evaluation", start)
                 episodes = self.generated([encoded[i] for i in batch], layout.pad_token_id, seed)
-                rows = zip(episodes.response_ids, episodes.response_mask, strict=True)
-                ids = [row[keep].tolist() for row, keep in rows]
-                texts |= dict(zip(batch, self.tokenizer.batch_decode(ids, skip_special_tokens=True), strict=True))
-            return texts
 
-        texts = {i: text for part in self.ranks.gather_from(of_this_process) for i, text in part.items()}
-        return [texts[i] for i in range(len(prompts))]
+                ids = []
+                for row, mask in zip(episodes.response_ids, episodes.response_mask, strict=True):
+                    ids.append(row[mask].tolist())
+                texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+                responses |= dict(zip(batch, texts, strict=True))
+            return responses
+
+        # Back in the order of the prompts.
+        responses: dict[int, str] = {}
+        for responses_of_process in self.ranks.gather_from(of_this_process):
+            responses |= responses_of_process
+        return [responses[i] for i in range(len(prompts))]
 
     def generated(self, prompts: Sequence[Any], pad_token_id: int, seed: int) -> EpisodeBatch:
         """Return the episodes of a batch of encoded prompts, arrays `[length]` of token ids."""
+        # Padded on the left `[n, width]`: a decoder-only model continues each row at its right end. A batch of empty
+        # prompts has one column of padding.
         width = max(*map(len, prompts), 1)
         ids = torch.full((len(prompts), width), pad_token_id)
         mask = torch.zeros(len(prompts), width, dtype=torch.bool)
         for row, prompt in enumerate(prompts):
             ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
             mask[row, width - len(prompt) :] = True
+
         with blame_memory_errors_on("evaluation"):
             return self.model.generate(
                 ids,
@@ -110,30 +127,44 @@ def evaluate_on_samples(
         ComponentError: the post-processor failed.
         MetricError: a metric failed; the message names it.
     """
-    prompts = [sample.prompt_or_input_text for sample in samples]
     responses = responder.respond(samples)
     if post_processor is not None:
         responses = post_process(post_processor, responses)
+
+    # In the main process only; the others get its results, so that all of them decide alike which model is the best.
+    prompts = [sample.prompt_or_input_text for sample in samples]
     references = [sample.references for sample in samples]
-    meta_infos, model = [sample.meta_data for sample in samples], responder.model.model
+    meta_infos = [sample.meta_data for sample in samples]
+    model = responder.model.model
     try:
         results = responder.ranks.from_main(
-            lambda: compute_metrics(metrics, prompts, responses, references, meta_infos, model, split_name)
+            lambda: compute_metrics(
+                metrics,
+                prompts,
+                responses,
+                references,
+                meta_infos=meta_infos,
+                model=model,
+                split_name=split_name,
+            )
         )
     except MetricError as error:
-        error.texts = texts_to_score(samples, responses)
+        error.texts = texts_to_score(samples, responses)  # the run keeps them, to try the metric on them
         raise
-    predictions = [
-        {
+
+    # The score of a single text has the key of the corpus score; metrics of whole splits have none.
+    predictions = []
+    for i, (sample, response) in enumerate(zip(samples, responses, strict=True)):
+        prediction: dict[str, Any] = {
             "split_name": split_name,
             "sample_id": sample.id,
             "prompt_text": sample.prompt_or_input_text,
             "generated_text": response,
             "ref_text": reference_text(sample.references),
-            **{key: NOT_APPLICABLE if each is None else each[i] for key, (each, _) in results.items()},
         }
-        for i, (sample, response) in enumerate(zip(samples, responses, strict=True))
-    ]
+        for key, (scores_of_texts, _) in results.items():
+            prediction[key] = NOT_APPLICABLE if scores_of_texts is None else scores_of_texts[i]
+        predictions.append(prediction)
     return Evaluation({key: score for key, (_, score) in results.items()}, predictions)
 
 

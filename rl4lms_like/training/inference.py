@@ -86,20 +86,34 @@ def evaluate_run(
     """
     silence_libraries()
     config, model = _config_and_model(run_or_model, config_path)
-    folder = Path(output) if output else Path(run_or_model) / "evaluation" if Path(run_or_model).is_dir() else Path()
-    with saving(f"the evaluation (--output) to {folder}"):  # before anything is loaded
+
+    # A folder that cannot be written is an error before anything is loaded, not after hours of generation.
+    folder = Path()
+    if output:
+        folder = Path(output)
+    elif Path(run_or_model).is_dir():
+        folder = Path(run_or_model) / "evaluation"
+    with saving(f"the evaluation (--output) to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         files = RunFolder(folder)
+
+    # A run's folder may come from another user. A config that the caller names is the caller's own.
     if config_path is None:
         blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
-    block = replace(config.tokenizer, model_name=model)
-    if config_path is None:  # a template from a file was saved with the tokenizer
-        block = replace(block, chat_template=bool(block.chat_template))
-    tokenizer = build_tokenizer(block)
-    pool = render_prompts({split: build_datapool(config.datapool, split)}, block, tokenizer)[split]
-    samples, evaluation = [sample for sample, _ in pool][:limit], config.train_evaluation
+
+    # The tokenizer that was saved with the model. A chat template from a file was saved with it, so that the file
+    # itself is no longer needed.
+    tokenizer_config = replace(config.tokenizer, model_name=model)
+    if config_path is None:
+        tokenizer_config = replace(tokenizer_config, chat_template=bool(tokenizer_config.chat_template))
+    tokenizer = build_tokenizer(tokenizer_config)
+    pool = render_prompts({split: build_datapool(config.datapool, split)}, tokenizer_config, tokenizer)[split]
+    samples = [sample for sample, _ in pool][:limit]
+
+    # Decoding as in the run's evaluations, or else as in its rollouts; a supervised run has no separate arguments.
+    evaluation = config.train_evaluation
     arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
     responder = responder_of(
         config,
@@ -110,8 +124,14 @@ def evaluate_run(
         seed=seed,
         engine=engine,
     )
-    processor = components.post_processor
-    result = evaluate_on_samples(responder, samples, components.metrics, split_name=split, post_processor=processor)
+    result = evaluate_on_samples(
+        responder,
+        samples,
+        components.metrics,
+        split_name=split,
+        post_processor=components.post_processor,
+    )
+
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
         files.log_predictions(0, split, result.predictions)
@@ -155,20 +175,43 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     silence_libraries()
-    config, own_model = _run_of(Path(model))
+    config, run_model = _run_of(Path(model))
     if config is not None:
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
-    name = own_model or _model_name(model)
-    own = _policy_arguments(config).get("generation_kwargs") or {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
-    arguments = decoding_arguments(own, decoding, None, max_new_tokens)
-    arguments |= {key: value for key, value in (("temperature", temperature), ("top_k", top_k)) if value is not None}
+    name = run_model or _model_name(model)
+
+    # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
+    arguments = _policy_arguments(config).get("generation_kwargs")
+    if not arguments:
+        arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
+    arguments = decoding_arguments(arguments, decoding, None, max_new_tokens)
+    if temperature is not None:
+        arguments["temperature"] = temperature
+    if top_k is not None:
+        arguments["top_k"] = top_k
+
     tokenizer = load_tokenizer(name)
-    settings: dict[str, Any] = {"batch_size": 32, "generation_kwargs": arguments, "seed": seed, "engine": engine}
-    limit = min(tokenizer.model_max_length, NO_LIMIT)
-    responder = responder_of(config, name, tokenizer, max_prompt_length=limit, **settings)
-    samples = [Sample(str(i), prompt) for i, prompt in enumerate(prompts) for _ in range(n)]
-    if config is not None and (template := chat_template_of(config.tokenizer, tokenizer)) is not None:
+    responder = responder_of(
+        config,
+        name,
+        tokenizer,
+        max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
+        batch_size=32,
+        generation_kwargs=arguments,
+        seed=seed,
+        engine=engine,
+    )
+
+    # Each prompt `n` times in a row: rows `i n` to `(i + 1) n - 1` are the texts of prompt `i`.
+    samples = []
+    for i, prompt in enumerate(prompts):
+        samples += [Sample(str(i), prompt)] * n
+
+    # A model that was trained on chats expects the turns of its template around each prompt.
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+    if template is not None:
         samples = [template.with_rendered_prompt(sample) for sample in samples]
+
     texts = responder.respond(samples)
     return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
 
@@ -188,12 +231,17 @@ def decoding_arguments(
         max_new_tokens: replaces the value in `generation_kwargs`; None keeps it.
     """
     arguments = dict(generation_kwargs)
+
+    # Search takes the most likely tokens: transformers warns of arguments that only change sampling.
     if decoding in ("greedy", "beam"):
         for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
             arguments.pop(name, None)
+
     if decoding is not None:
         arguments["do_sample"] = decoding == "sampling"
-        arguments["num_beams"] = (num_beams or 5) if decoding == "beam" else 1
+        arguments["num_beams"] = 1
+    if decoding == "beam":
+        arguments["num_beams"] = num_beams or 5
     if max_new_tokens is not None:
         arguments["max_new_tokens"] = max_new_tokens
     return arguments
@@ -201,15 +249,21 @@ def decoding_arguments(
 
 def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
     """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None."""
-    ways = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
-    for run, model in ways if folder.is_dir() else ():
+    if not folder.is_dir():
+        return None, None
+
+    # run/        run/best        run/checkpoints/iteration_00020
+    candidates = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
+    for run_folder, model in candidates:
         try:
-            content = own_config(run)
+            content = own_config(run_folder)
         except CheckpointError:
             continue
+
+        # Any model's folder has a `config.json`, too: only that of a run has this block.
         is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
         if "train_evaluation" in content and is_model:
-            return parse_config(content, source=str(run / "config.json"), components=False), str(model)
+            return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
     return None, None
 
 
@@ -219,6 +273,8 @@ def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         return {}
     if isinstance(config, RunConfig):
         return dict(config.alg.policy.args)
+
+    # transformers' Trainer trains in bfloat16 by autocast, as a policy with this `dtype` does.
     return {
         "generation_kwargs": config.alg.generation_kwargs,
         "prompt_truncation_side": config.tokenizer.truncation_side,
@@ -230,17 +286,24 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
     """Return the maximum prompt length in tokens, as in the run's own evaluations."""
     if isinstance(config, RunConfig):
         return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
-
     return max_prompt_length(config, token_limit(tokenizer, model_config))
 
 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
-    own, own_model = _run_of(Path(run_or_model))
-    model = own_model or _model_name(run_or_model)
-    config = load_config(config_path, data=False) if config_path else own
-    if isinstance(own, PreferenceConfig) and not getattr(OBJECTIVES.signature(own.alg.id), "has_language_model", True):
-        hint = "use it as `model_name` of the reward or the metric 'reward_model'"
-        raise RL4LMsLikeError(f"{run_or_model} is a run of {own.alg.id!r}, whose model writes no text: {hint}")
+    """Return the config that describes an evaluation, and the folder or hub id of the model."""
+    run_config, run_model = _run_of(Path(run_or_model))
+    model = run_model or _model_name(run_or_model)
+    config = load_config(config_path, data=False) if config_path else run_config
+
+    # A reward model has a head for a score in place of one for tokens.
+    if isinstance(run_config, PreferenceConfig):
+        objective = OBJECTIVES.signature(run_config.alg.id)
+        if not getattr(objective, "has_language_model", True):
+            hint = "use it as `model_name` of the reward or the metric 'reward_model'"
+            raise RL4LMsLikeError(
+                f"{run_or_model} is a run of {run_config.alg.id!r}, whose model writes no text: {hint}"
+            )
+
     if config is None:
         hint = "set --config_path to a file with data pool and metrics"
         raise RL4LMsLikeError(f"{run_or_model} is not the folder of a finished run (config.json and model/): {hint}")
@@ -273,19 +336,36 @@ def responder_of(
     Raises:
         ConfigError: the engine cannot generate for this model, or with these arguments.
     """
-    given = _policy_arguments(config) | {"model_name": model_name}
-    arguments = PolicyArguments.known_in(given)
+    policy_args = _policy_arguments(config) | {"model_name": model_name}
+    arguments = PolicyArguments.known_in(policy_args)
     device = get_device("auto" if config is None else config.device)
-    policy = None if engine is None else _policy_with(engine, given | settings, device)
-    model: Any = policy.policy_model if policy else _loaded(arguments).to(device)
+
+    # An external engine generates for a policy, which sends it the weights; otherwise the bare model generates.
+    policy = None
+    if engine is not None:
+        policy = _policy_with(engine, policy_args | settings, device)
+    model: Any
+    if policy is not None:
+        model = policy.policy_model
+    else:
+        model, _ = load_model(
+            auto_class_of(load_model_config(arguments)),
+            arguments.model_name,
+            attn_implementation=arguments.attn_implementation,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        model = model.to(device)
+
+    # Chat models end a turn with another token than a text, which is in the generation config or the template.
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
     ends = end_tokens(tokenizer, model.config, load_generation_config(model_name), template)
+
     generator: TextGenerator | LMActorCriticPolicy
     if policy is not None:
         generator = policy
-    elif "top_mask" in given:  # maskable policies require this argument, others do not accept it
+    elif "top_mask" in policy_args:  # maskable policies require this argument, others do not accept it
         special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
-        generator = masked_generator(model, MaskablePolicyArguments.known_in(given), special)
+        generator = masked_generator(model, MaskablePolicyArguments.known_in(policy_args), special)
     else:
         generator = TextGenerator(
             model,
@@ -293,32 +373,27 @@ def responder_of(
             prompt_truncation_side=arguments.prompt_truncation_side,
             bfloat16=arguments.dtype == "bfloat16",
         )
+
     if max_prompt_length is None:
         assert config is not None
         max_prompt_length = _max_prompt_length(config, tokenizer, model.config)
     return Responder(generator, tokenizer, max_prompt_length=max_prompt_length, eos_token_ids=ends, **settings)
 
 
-def _loaded(arguments: PolicyArguments) -> Any:
-    return load_model(
-        auto_class_of(load_model_config(arguments)),
-        arguments.model_name,
-        attn_implementation=arguments.attn_implementation,
-        trust_remote_code=arguments.trust_remote_code,
-    )[0]
-
-
 def _policy_with(
-    engine: Mapping[str, Any], given: Mapping[str, Any], device: torch.device
+    engine: Mapping[str, Any], policy_args: Mapping[str, Any], device: torch.device
 ) -> LMActorCriticPolicy | None:
     """Return a policy without critic and reference for an external engine; None if the model itself generates."""
-    arguments = PolicyArguments.known_in(given)
+    arguments = PolicyArguments.known_in(policy_args)
     model_config = load_model_config(arguments)
     is_causal = auto_class_of(model_config) is AutoModelForCausalLM
-    if issues := engine_issues({**given, "engine": engine}, is_causal=is_causal):
+    issues = engine_issues({**policy_args, "engine": engine}, is_causal=is_causal)
+    if issues:
         raise ConfigError(issues, "the engine")
     if engine["id"] == OWN_ENGINE:
         return None
+
+    # Nothing is trained, so there are no observations, no learning rate, no critic and no reference.
     return CausalLMActorCriticPolicy(
         spaces.Dict({}),
         spaces.Discrete(model_config.vocab_size),

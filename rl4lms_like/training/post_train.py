@@ -30,7 +30,8 @@ from rl4lms_like.training.preferences.pipeline_file import Pipeline
 
 logger = logging.getLogger(__name__)
 
-FINAL, MODEL = "final", "model"
+FINAL = "final"
+MODEL = "model"
 
 
 def post_train(
@@ -64,12 +65,20 @@ def post_train(
         MissingExtraError: the package of a service or of the adapters is not installed.
     """
     pipeline, runs = load_pipeline(config_path, overrides, model_index=model_index)
+
+    # torch reads the variable when it first uses a GPU. A value that the environment has already takes precedence.
     if pipeline.gpu.visible is not None:
-        os.environ.setdefault(VISIBLE, pipeline.gpu.visible)  # read when torch first uses a GPU
+        os.environ.setdefault(VISIBLE, pipeline.gpu.visible)
     results = Path(os.path.abspath(with_home(output_dir or pipeline.training.output_dir)))
     resume = resume or pipeline.finetuning.resume_from_checkpoint is True
-    runs = runs if dry_run else _checked(pipeline, runs, str(config_path))
-    status, lines = 0, []
+
+    # Errors of all models are reported before the first one is trained; in a dry run, each model reports its own.
+    if not dry_run:
+        runs = _checked(pipeline, runs, str(config_path))
+
+    # One process group for all models: the processes that torchrun has started connect once. A dry run needs none.
+    status = 0
+    lines = []
     with nullcontext(Ranks()) if dry_run else process_ranks(DistributedConfig().timeout) as ranks:
         for run in runs:
             say(f"# {run.name}")
@@ -77,7 +86,7 @@ def post_train(
                 if dry_run:
                     _preview(run, say)
                 else:
-                    lines.append(f"{run.name}: {_train(run, pipeline, results, resume, ranks)}")
+                    lines.append(f"{run.name}: {_train(run, pipeline, results, resume=resume, ranks=ranks)}")
             except KeyboardInterrupt:
                 say(f"{run.name} is not finished: the same command with --resume continues it")
                 raise
@@ -87,14 +96,22 @@ def post_train(
                     raise
                 if with_traceback:
                     say(traceback.format_exc())
-                unexpected = f"{type(error).__name__}: {error} (--traceback shows where)"
-                text = str(error) if isinstance(error, RL4LMsLikeError) else unexpected
-                lines.append(f"{run.name}: failed: {run.renamed(text)}")
+                lines.append(f"{run.name}: failed: {_reason(run, error)}")
                 status = max(status, 2 if dry_run and isinstance(error, ConfigError) else 1)
             _free_memory()
+
+    # Last, so that the results are together, below the messages of all runs.
     for line in lines:
         say(line)
     return status
+
+
+def _reason(run: ModelRun, error: Exception) -> str:
+    """Return why a run failed, with the keys of the file; an error that is not the library's gets its type, too."""
+    message = str(error)
+    if not isinstance(error, RL4LMsLikeError):
+        message = f"{type(error).__name__}: {error} (--traceback shows where)"
+    return run.renamed(message)
 
 
 def _checked(pipeline: Pipeline, runs: Sequence[ModelRun], source: str) -> list[ModelRun]:
@@ -106,15 +123,19 @@ def _checked(pipeline: Pipeline, runs: Sequence[ModelRun], source: str) -> list[
     from rl4lms_like.training.run import silence_libraries
     from rl4lms_like.training.supervised.assemble import check_settings
 
+    # All models together: what is wrong in a block of the file is an issue of each of them, and is listed once.
     silence_libraries()
     issues: list[ConfigIssue] = []
     for run in runs:
         try:
             check_settings(run.config)
         except ConfigError as error:
-            issues += [ConfigIssue(run.renamed(each.path), run.renamed(each.message)) for each in error.issues]
+            for issue in error.issues:
+                issues.append(ConfigIssue(run.renamed(issue.path), run.renamed(issue.message)))
     if issues:
         raise ConfigError(list(dict.fromkeys(issues)), source)
+
+    # Not an error: a file that was written for a machine with GPUs also runs on one without.
     if not pipeline.gpu.device_ids or torch.cuda.is_available():
         return list(runs)
     notice = Notice("gpu.device_ids", "ignored: no GPU is available")
@@ -124,67 +145,82 @@ def _checked(pipeline: Pipeline, runs: Sequence[ModelRun], source: str) -> list[
 def _preview(run: ModelRun, say: Callable[[str], None]) -> None:
     from rl4lms_like.training.preview import preview
 
-    for part in preview(run.config):
-        say(part)
+    for section in preview(run.config):
+        say(section)
 
 
-def _train(run: ModelRun, pipeline: Pipeline, results: Path, resume: bool, ranks: Ranks) -> Path:
+def _train(run: ModelRun, pipeline: Pipeline, results: Path, *, resume: bool, ranks: Ranks) -> Path:
     """Train a model in `<results>/<name>`, or resume its run; return the path of the final model."""
     from rl4lms_like.training.resuming.resume import newest_alike
     from rl4lms_like.training.run import train_config
 
-    wanted, services = results / run.name, pipeline.logging.report_to
-    folder = newest_alike(run.config, wanted) if resume else None
-    if folder is not None and (folder / FINISHED_FILE).exists():
-        _link_all(wanted)
-        return folder / FINAL
+    # With `resume`, the newest run of the same config. A finished one is skipped, apart from links that it lacks.
+    first_folder = results / run.name  # later runs of this name are in `<name>_2` ...
+    run_folder = newest_alike(run.config, first_folder) if resume else None
+    if run_folder is not None and (run_folder / FINISHED_FILE).exists():
+        _link_all(first_folder)
+        return run_folder / FINAL
+
+    services = pipeline.logging.report_to
+    tensorboard_log = None
+    if "tensorboard" in services:
+        tensorboard_log = os.path.abspath(with_home(pipeline.logging.logging_dir))
     try:
-        log = os.path.abspath(with_home(pipeline.logging.logging_dir))
-        folder = train_config(
+        run_folder = train_config(
             run.config,
             base_path_to_store_results=results.parent,
             project_name=results.name,
-            experiment_name=(folder or wanted).name,
+            experiment_name=(run_folder or first_folder).name,
             log_to_wandb="wandb" in services,
             wandb_project=pipeline.wandb.project_name,
-            tensorboard_log=log if "tensorboard" in services else None,
+            tensorboard_log=tensorboard_log,
             quiet=pipeline.logging.log_level in ("warning", "error", "critical"),
             new=not resume,
             ranks=ranks,
         )
-        return folder / FINAL
+        return run_folder / FINAL
     finally:
-        _link_all(wanted)
+        _link_all(first_folder)  # also of a run that failed, which may have checkpoints
 
 
-def _link_all(wanted: Path) -> None:
+def _link_all(first_folder: Path) -> None:
     """Update the links in all run folders of a model."""
     if not is_main_process():
         return
-    for folder in takewhile(lambda place: (place / CONFIG_FILE).is_file(), numbered(wanted)):
+    for run_folder in takewhile(lambda folder: (folder / CONFIG_FILE).is_file(), numbered(first_folder)):
         try:
-            _link(folder)
+            _link(run_folder)
         except OSError as error:  # a file system without links
-            logger.warning("the links in %s could not be created: %s", folder, reason(error))
+            logger.warning("the links in %s could not be created: %s", run_folder, reason(error))
 
 
 def _link(run_folder: Path) -> None:
     """Update the links `checkpoint-<n>` and `final` of a run."""
-    places = {path.name: path for path in (run_folder / CHECKPOINTS).glob("checkpoint-*") if path.is_dir()}
+    targets = {}  # name of a link -> the folder that it leads to
+    for folder in (run_folder / CHECKPOINTS).glob("checkpoint-*"):
+        if folder.is_dir():
+            targets[folder.name] = folder
     if (run_folder / MODEL).is_dir():
-        places[FINAL] = run_folder / MODEL
-    for old in run_folder.glob("checkpoint-*"):
-        if old.is_symlink() and old.name not in places:
-            old.unlink()
-    for name, place in places.items():
+        targets[FINAL] = run_folder / MODEL
+
+    # Links to checkpoints that were deleted since (`save_total_limit`). Folders of that name are the user's.
+    for link in run_folder.glob("checkpoint-*"):
+        if link.is_symlink() and link.name not in targets:
+            link.unlink()
+
+    # Relative, so that the links still lead there after the results were moved. `exists` follows links, `lexists` does
+    # not: a link whose target is missing is there, too.
+    for name, target in targets.items():
         if not os.path.lexists(run_folder / name):
-            (run_folder / name).symlink_to(place.relative_to(run_folder), target_is_directory=True)
+            (run_folder / name).symlink_to(target.relative_to(run_folder), target_is_directory=True)
 
 
 def _free_memory() -> None:
     """Free the memory of a model that was trained."""
     import torch
 
+    # Objects of a run that refer to each other are freed by the collector alone. Until then the next model would need
+    # memory in addition to theirs.
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

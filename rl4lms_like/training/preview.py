@@ -45,7 +45,7 @@ from rl4lms_like.training.run import silence_libraries
 from rl4lms_like.training.small_models.embedded import with_embedded_models
 from rl4lms_like.training.supervised import assemble as supervised
 
-FoundSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
+LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
 """Split -> samples; None if the data are not on this machine."""
 
 N_PROCESSES = (2, 4, 8)
@@ -65,68 +65,107 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     """
     if config.notices:
         yield "# notices\n" + "".join(f"{notice}\n" for notice in config.notices)
+
+    # Tokenizer and samples are loaded when a section first needs them; one that fails is tried again by the next.
     silence_libraries()
     tokenizer = cache(partial(_tokenizer, config))
     samples = cache(partial(_samples, config, tokenizer))
+    failures = _Failures()
+
+    # From the config and those of the models, without data.
     models: _Models | None = None
-    failures: list[RL4LMsLikeError] = []
     if isinstance(config, RunConfig):
         yield "# batches\n" + _table(plan_batches(config).lines())
-        with _collected(failures):
+        with failures.collected():
             settings.check_settings(config, here=False)
-        with _collected(failures):
-            text, models = _models(config)
-            yield "# models\n" + text
+        with failures.collected():
+            description, models = _models(config)
+            yield "# models\n" + description
             yield "# memory\n" + _memory(config)
-        with _collected(failures):
-            if rows := list(_rollouts(config, models)):
-                yield "# rollouts\n" + _table(rows)
+        with failures.collected():
+            rollout_rows = _rollouts(config, models)
+            if rollout_rows:
+                yield "# rollouts\n" + _table(rollout_rows)
     else:
-        with _collected(failures):
+        with failures.collected():
             yield "# training\n" + _table(_plan(config, samples))
-        with _collected(failures):
+        with failures.collected():
             supervised.check_model(config)
+
+    # Components before data, as in training: a missing package is reported without waiting for the data.
     components: Components | None = None
-    with _collected(failures):
+    with failures.collected():
         components = build_components(config)
-    with _collected(failures):
-        found = samples()
-        lengths = () if models is None else (models.tokenizer, models.max_prompt_length)
-        yield "# data\n" + (NOT_LOCAL + "\n" if found is None else _table(data_lines(found, *lengths)))
-        if found is not None and found["train"][0].rendered_prompt is not None:
-            yield "# chat template\n" + _table(chat_lines(found["train"][0], tokenizer()))
-        if found is not None and isinstance(config, RunConfig) and config.datapool.sampler is not None:
-            build_sampler(config.datapool.sampler, found["train"])
-        if found is not None and components is not None:
-            check_references(config, components, found)
-        if found is not None and models is not None:
-            settings.check_prompts(found, models.tokenizer, models.config)
+    with failures.collected():
+        yield from _data(config, samples(), tokenizer=tokenizer, models=models, components=components)
+
     if full:
         yield "# resolved config\n" + resolved(config)
-    if failures:
-        raise _together(failures)
+    failures.raise_together()
 
 
-@contextmanager
-def _collected(failures: list[RL4LMsLikeError]) -> Iterator[None]:
-    """Add an error of the library to `failures` instead of raising it."""
-    try:
-        yield
-    except RL4LMsLikeError as error:
-        if str(error) not in map(str, failures):
-            failures.append(error)
+def _data(
+    config: AnyConfig,
+    samples: LocalSamples,
+    *,
+    tokenizer: Callable[[], PreTrainedTokenizerBase],
+    models: _Models | None,
+    components: Components | None,
+) -> Iterator[str]:
+    """Yield the sections on the data; then raise an error if they do not fit models, sampler or components."""
+    if samples is None:
+        yield f"# data\n{NOT_LOCAL}\n"
+        return
+
+    # Without the models there is no tokenizer to count with, and the section has only the numbers of samples.
+    rows = data_lines(samples)
+    if models is not None:
+        rows = data_lines(samples, models.tokenizer, models.max_prompt_length)
+    yield "# data\n" + _table(rows)
+    if samples["train"][0].rendered_prompt is not None:
+        yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))
+
+    # What could not be built was reported before; only the others are compared with the samples.
+    if isinstance(config, RunConfig) and config.datapool.sampler is not None:
+        build_sampler(config.datapool.sampler, samples["train"])
+    if components is not None:
+        check_references(config, components, samples)
+    if models is not None:
+        settings.check_prompts(samples, models.tokenizer, models.config)
 
 
-def _together(failures: Sequence[RL4LMsLikeError]) -> RL4LMsLikeError:
-    """Return one error that combines all failures; a `ConfigError` if one of them is an error in the config."""
-    if len(failures) == 1:
-        return failures[0]
-    if not any(isinstance(failure, ConfigError) for failure in failures):
-        return RL4LMsLikeError("\n".join(map(str, failures)))
-    issues: list[ConfigIssue] = []
-    for failure in failures:
-        issues += failure.issues if isinstance(failure, ConfigError) else [ConfigIssue("", str(failure))]
-    return ConfigError(issues)
+class _Failures:
+    """Errors of the library, which are raised together after all sections, so that one check reports all of them."""
+
+    def __init__(self) -> None:
+        self.errors: list[RL4LMsLikeError] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep an error of the library instead of raising it. An error that two sections run into is kept once."""
+        try:
+            yield
+        except RL4LMsLikeError as error:
+            if str(error) not in map(str, self.errors):
+                self.errors.append(error)
+
+    def raise_together(self) -> None:
+        """Raise one error that combines all, if there are any; a `ConfigError` if the config causes one of them."""
+        if not self.errors:
+            return
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if not any(isinstance(error, ConfigError) for error in self.errors):
+            raise RL4LMsLikeError("\n".join(map(str, self.errors)))
+
+        # A `ConfigError` has a path for each of its issues; the others get an empty one.
+        issues: list[ConfigIssue] = []
+        for error in self.errors:
+            if isinstance(error, ConfigError):
+                issues += error.issues
+            else:
+                issues.append(ConfigIssue("", str(error)))
+        raise ConfigError(issues)
 
 
 def resolved(config: AnyConfig) -> str:
@@ -145,31 +184,35 @@ class _Models:
 
 def _models(config: RunConfig) -> tuple[str, _Models | None]:
     """Check that models, tokenizer and lengths fit each other, and describe them; only local files are read."""
+    # Models that are not on this machine are not an error of the config: training will download them.
     config = with_embedded_models(config)
     try:
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
         tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
     except ModelError as error:
         return f"not checked: {error}\n", None
+
     settings.check_fit(config, tokenizer, networks, local_files_only=True)
     prompt, response = settings.check_lengths(config, tokenizer, networks)
-    message = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
-    complete = settings.check_weights(config, networks)
-    message += f"weights: {'complete' if complete else 'compared with the config when they are loaded'}\n"
-    return message, _Models(networks["model_name"], tokenizer, prompt)
+    is_complete = settings.check_weights(config, networks)
+    weights = "complete" if is_complete else "compared with the config when they are loaded"
+    description = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
+    return f"{description}weights: {weights}\n", _Models(networks["model_name"], tokenizer, prompt)
 
 
 class _NotLoadedError(RL4LMsLikeError):
     """The data may be read from a network, from which a check reads nothing."""
 
 
-def _plan(config: OfflineConfig, samples: Callable[[], FoundSamples]) -> list[tuple[str, str]]:
+def _plan(config: OfflineConfig, samples: Callable[[], LocalSamples]) -> list[tuple[str, str]]:
     """Return the plan of a supervised or preference run, or what is not on this machine; errors are raised."""
 
+    # Called by the plan after its own checks of the config, which need no data.
     def find() -> Mapping[str, Sequence[Sample]]:
-        if (found := samples()) is None:
+        local_samples = samples()
+        if local_samples is None:
             raise _NotLoadedError("the data were not loaded")
-        return found
+        return local_samples
 
     try:
         if isinstance(config, SupervisedConfig):
@@ -183,14 +226,19 @@ def _tokenizer(config: AnyConfig) -> PreTrainedTokenizerBase:
     return build_tokenizer(with_embedded_models(config).tokenizer, local_files_only=True)
 
 
-def _samples(config: AnyConfig, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> FoundSamples:
+def _samples(config: AnyConfig, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> LocalSamples:
     """Return the samples of all splits, or None if the data pool may read from a network."""
     if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):
         return None
+
     pools = build_datapools(config.datapool)
     with suppress(ModelError):  # the tokenizer is not on this machine; the section of the models says so
         pools = render_prompts(pools, config.tokenizer, tokenizer())
-    return {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+
+    samples = {}
+    for split, pool in pools.items():
+        samples[split] = [sample for sample, _ in pool]
+    return samples
 
 
 def _memory(config: RunConfig) -> str:
@@ -198,29 +246,38 @@ def _memory(config: RunConfig) -> str:
         estimate = estimate_memory(config)
     except ModelError as error:
         return f"no estimate: {error}\n"
-    notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
+
     rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
-    rows += [("peak of the update", gibibytes(estimate.update)), ("peak of the rollout", gibibytes(estimate.rollout))]
+    rows.append(("peak of the update", gibibytes(estimate.update)))
+    rows.append(("peak of the rollout", gibibytes(estimate.rollout)))
+    # Split weights: the number of processes is only known when `torchrun` starts them.
     if config.distributed.strategy == "fsdp":
-        peaks = {n: gibibytes(estimate_memory(config, n).peak) for n in N_PROCESSES}
-        rows += [(f"peak of each of {n} processes", size) for n, size in peaks.items()]
-    return _table(rows) + estimate.verdict + "\n" + (f"{notice}\n" if notice else "")
+        for n in N_PROCESSES:
+            rows.append((f"peak of each of {n} processes", gibibytes(estimate_memory(config, n).peak)))
+
+    # Whether a learning rate is large depends on the size of the model, which is known here for the first time.
+    section = _table(rows) + estimate.verdict + "\n"
+    notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
+    return f"{section}{notice}\n" if notice else section
 
 
-def _rollouts(config: RunConfig, models: _Models | None) -> Iterator[tuple[str, str]]:
-    """Yield what is replayed, and how large the kept rollouts will be."""
+def _rollouts(config: RunConfig, models: _Models | None) -> list[tuple[str, str]]:
+    """Return what is replayed, and how large the kept rollouts will be."""
+    rows = []
     if config.train_evaluation.replay is not None:
-        yield "replay", str(plan_of(with_replay(config).to_dict()))
+        rows.append(("replay", str(plan_of(with_replay(config).to_dict()))))
     if not config.train_evaluation.save_rollouts:
-        return
+        return rows
     if models is None:
-        yield "size", "no estimate without model and tokenizer"
-    else:
-        is_masked = "mask_type" in with_defaults(config.to_dict())["alg"]["policy"]["args"]
-        mask_bytes = -(-int(models.config.get_text_config().vocab_size) // 8) if is_masked else 0
-        size = plan_batches(config).rollout_bytes(models.max_prompt_length, mask_bytes)
-        n_iters = config.train_evaluation.n_iters
-        yield "size", f"about {gibibytes(size)} per iteration, {gibibytes(n_iters * size)} in all, at full length"
+        return [*rows, ("size", "no estimate without model and tokenizer")]
+
+    # NLPO's masks are kept with one bit for each token of the vocabulary, rounded up to bytes.
+    mask_bytes = 0
+    if "mask_type" in with_defaults(config.to_dict())["alg"]["policy"]["args"]:
+        mask_bytes = -(-int(models.config.get_text_config().vocab_size) // 8)
+    size = plan_batches(config).rollout_bytes(models.max_prompt_length, mask_bytes)
+    total = config.train_evaluation.n_iters * size
+    return [*rows, ("size", f"about {gibibytes(size)} per iteration, {gibibytes(total)} in all, at full length")]
 
 
 def _table(rows: list[tuple[str, str]]) -> str:
@@ -241,20 +298,27 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     config = with_embedded_models(config)
     reward = build_component(REWARDS, config.reward_fn)
     pool = build_datapool(config.datapool, "train")
-    tokenizer, env = build_tokenizer(config.tokenizer), EnvArguments(**config.env.args)
+
+    # Texts are tokens, as in training: the reward gets what is left of a text after encoding and decoding.
+    tokenizer = build_tokenizer(config.tokenizer)
+    env = EnvArguments(**config.env.args)
     layout = TextLayout(
         tokenizer,
-        env.max_prompt_length or length_limit(tokenizer),
-        env.max_episode_length,
-        env.context_start_token,
-        env.prompt_truncation_side,
+        max_prompt_length=env.max_prompt_length or length_limit(tokenizer),
+        max_context_length=env.max_episode_length,
+        context_start_token=env.context_start_token,
+        prompt_truncation_side=env.prompt_truncation_side,
     )
     probes = Probes([sample for sample, _ in pool], layout)
+
+    # Calls of a server may cost money, and send the texts of the data to another machine.
     size = f"{len(probes)} texts from {len(probes.samples)} samples of 'train', at most {n_calls(reward, probes)} calls"
     if not remote and _is_remote({"id": config.reward_fn.id, "args": config.reward_fn.args}):
-        text = f"the reward sends texts to a server ({size}); to call it, add --remote"
-        raise ConfigError([ConfigIssue("--reward", text)], "the command line")
+        message = f"the reward sends texts to a server ({size}); to call it, add --remote"
+        raise ConfigError([ConfigIssue("--reward", message)], "the command line")
     yield f"# reward\n{size}\n"
+
+    # The first result is that of the whole reward, the others are of its parts.
     results = audit_reward(reward, probes)
     yield _audit_table(results) + "\n" + _findings(results)
     if any(finding.kind == "failure" for finding in results[0].findings):
@@ -263,31 +327,37 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
 
 def _is_remote(block: Any) -> bool:
     """Return True if a block of a config, or one inside it, is the reward `http` or `llm_judge`."""
-    if isinstance(block, Mapping):
-        id = block.get("id")
-        is_class = str(id).endswith((":HttpReward", ":LLMJudgeReward"))
-        return id in ("http", "llm_judge") or is_class or any(map(_is_remote, block.values()))
-    return isinstance(block, list | tuple) and any(map(_is_remote, block))
+    if isinstance(block, list | tuple):
+        return any(map(_is_remote, block))
+    if not isinstance(block, Mapping):
+        return False
+
+    # By id or by import path. A combined reward has its parts in its arguments.
+    id = block.get("id")
+    is_class = str(id).endswith((":HttpReward", ":LLMJudgeReward"))
+    return id in ("http", "llm_judge") or is_class or any(map(_is_remote, block.values()))
 
 
 def _audit_table(results: Sequence[AuditedReward]) -> str:
     """Return the mean reward of each text and the times, with a column for each part."""
     rows = [["text", *(result.name or "reward" for result in results)]]
-    rows += [[name, *(f"{result.rewards[name]:.3g}" for result in results)] for name in results[0].rewards]
+    for name in results[0].rewards:
+        rows.append([name, *(f"{result.rewards[name]:.3g}" for result in results)])
     rows.append(["ms alone", *(f"{result.ms_alone:.2f}" for result in results)])
     rows.append(["ms per text together", *(f"{result.ms_together:.2f}" for result in results)])
+
+    # Names are aligned on the left, numbers on the right.
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for first, *others in rows:
-        cells = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *cells]))
+    for name, *numbers in rows:
+        cells = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *cells]))
     return "\n".join(lines) + "\n"
 
 
 def _findings(results: Sequence[AuditedReward]) -> str:
-    lines = [
-        f"{result.name or 'reward'}: {finding.kind}: {finding.message}"
-        for result in results
-        for finding in result.findings
-    ]
+    lines = []
+    for result in results:
+        for finding in result.findings:
+            lines.append(f"{result.name or 'reward'}: {finding.kind}: {finding.message}")
     return "\n".join(lines or ["no findings"]) + "\n"

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the quickstart with command-line options and return its exit status."""
     options = _parser().parse_args(argv)
     console = Console(highlight=False)
+
     start = time.perf_counter()
     result = quickstart(
         options.folder,
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         new=options.new,
         console=console,
     )
+
+    # The total includes what the parts do not: imports, and reading the results.
     result["seconds"]["total"] = round(time.perf_counter() - start, 1)
     (Path(result["run_folder"]) / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     show(result, console)
@@ -85,19 +88,27 @@ def quickstart(
 
     silence_libraries()
     folder = Path(folder)
-    folder = folder if folder.name not in ("", "..") else folder.resolve()
+    if folder.name in ("", ".."):  # the last part of the path becomes the project's name
+        folder = folder.resolve()
+
+    # Supervised, on texts of a grammar: PPO needs a model that writes sentences before it can prefer some of them. A
+    # model of the same settings that is in the folder already is reused.
     start = time.perf_counter()
     settings = WarmStartSettings(family=family, seed=seed, steps=STEPS[family])  # type: ignore[arg-type]
     model = folder / f"warm_start_{family}" / f"seed_{seed}"
     with nullcontext() if console is None else console.status("training the warm start on generated texts"):
         perplexity = make_warm_start(model, settings)
-    warmed = time.perf_counter()
-    file = Path(__file__).with_name(f"quickstart_{family}.yml")
-    places = ["tokenizer.model_name", "alg.policy.args.model_name"]
+    end_of_warm_start = time.perf_counter()
+
+    # The config is a file next to this one, to be read and copied; only the seed and the model's folder are filled in.
+    model_keys = ["tokenizer.model_name", "alg.policy.args.model_name"]
     if family == "gpt2":  # fluency is measured with a causal model; T5 cannot compute the perplexity of whole texts
-        places.append("train_evaluation.metrics.3.args.model_name")
-    own = [f"seed={seed}", *(f"{place}={json.dumps(str(model))}" for place in places)]
-    config = load_config(file, [*own, *overrides])
+        model_keys.append("train_evaluation.metrics.3.args.model_name")
+    filled_in = [f"seed={seed}"]
+    for key in model_keys:
+        filled_in.append(f"{key}={json.dumps(str(model))}")
+    config = load_config(Path(__file__).with_name(f"quickstart_{family}.yml"), [*filled_in, *overrides])
+
     run_folder = train_config(
         config,
         project_name=folder.name,
@@ -106,33 +117,60 @@ def quickstart(
         quiet=console is None,
         new=new,
     )
-    seconds = {"warm_start": round(warmed - start, 1), "training": round(time.perf_counter() - warmed, 1)}
+    seconds = {
+        "warm_start": round(end_of_warm_start - start, 1),
+        "training": round(time.perf_counter() - end_of_warm_start, 1),
+    }
     return _result(run_folder, seed, perplexity) | {"seconds": seconds}
 
 
 def _result(run_folder: Path, seed: int, perplexity: float) -> dict[str, Any]:
-    def lines(name: str) -> list[Any]:
-        file = run_folder / name
-        return [json.loads(line) for line in file.read_text("utf-8").splitlines()] if file.exists() else []
+    """Return the result from the files of the run, without the seconds."""
+    evaluations = _lines(run_folder / "test_split_metrics.jsonl")
+    before = evaluations[0]
+    after = evaluations[-1]
 
-    evaluations = lines("test_split_metrics.jsonl")
-    first, last = evaluations[0], evaluations[-1]
-    files = [f"epoch_{evaluation['epoch']}_test_split_predictions.json" for evaluation in (first, last)]
-    texts = [json.loads((run_folder / file).read_text("utf-8")) for file in files]
-    rollouts = lines("rollout_info.jsonl")
+    # Both evaluations have the same prompts in the same order, so the texts of a row belong together.
+    pairs = []
+    rows = zip(_predictions(run_folder, before["epoch"]), _predictions(run_folder, after["epoch"]), strict=True)
+    for prediction_before, prediction_after in rows:
+        pairs.append(
+            {
+                "prompt": prediction_before["prompt_text"],
+                "before": prediction_before["generated_text"],
+                "after": prediction_after["generated_text"],
+            }
+        )
+
+    # Without a rollout the policy is still the warm start, from which the KL is measured.
+    kl = 0.0
+    rollouts = _lines(run_folder / "rollout_info.jsonl")
+    if rollouts:
+        kl = rollouts[-1].get("rollout_info/kl_div_mean")
+
     return {
         "seed": seed,
         "held_out_perplexity_of_warm_start": perplexity,
-        "before": first["metrics"],
-        "after": last["metrics"],
-        "kl": rollouts[-1].get("rollout_info/kl_div_mean") if rollouts else 0.0,
-        "pairs": [
-            {"prompt": a["prompt_text"], "before": a["generated_text"], "after": b["generated_text"]}
-            for a, b in list(zip(*texts, strict=True))[:N_PAIRS]
-        ],
+        "before": before["metrics"],
+        "after": after["metrics"],
+        "kl": kl,
+        "pairs": pairs[:N_PAIRS],
         "run_folder": str(run_folder),
         "report": str(run_folder / "report.html"),
     }
+
+
+def _lines(file: Path) -> list[Any]:
+    """Return the objects in a file of JSON lines; none if the file does not exist."""
+    if not file.exists():
+        return []
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def _predictions(run_folder: Path, epoch: int) -> list[Any]:
+    """Return the predictions of an evaluation on the test split."""
+    predictions: list[Any] = json.loads((run_folder / f"epoch_{epoch}_test_split_predictions.json").read_text("utf-8"))
+    return predictions
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -142,17 +180,20 @@ def show(result: dict[str, Any], console: Console) -> None:
     table.add_column("before", justify="right")
     table.add_column("after", justify="right")
     for label, key in ROWS:
-        if key in result["before"]:
+        if key in result["before"]:  # T5's config has no fluency
             table.add_row(label, f"{result['before'][key]:.3f}", f"{result['after'][key]:.3f}")
     if result["kl"] is not None:  # without a KL penalty there is no reference model, so the KL is not measured
         table.add_row("KL to the warm start, nats per token", "0.000", f"{result['kl']:.3f}")
     console.print(table)
+
     for pair in result["pairs"]:
         console.print()
         console.print(Text(pair["prompt"], style="bold"))
         console.print(Text(f"  before  {pair['before'].strip()}", style="dim"))
         console.print(Text(f"  after   {pair['after'].strip()}"))
     console.print()
+
+    # The path on one line, however narrow the console is: terminals then open it by a click.
     seconds = ", ".join(f"{part.replace('_', ' ')} {value:.0f} s" for part, value in result["seconds"].items())
     console.print(f"Report: {result['report']}", soft_wrap=True)
     console.print(f"Time: {seconds}")

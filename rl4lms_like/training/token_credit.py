@@ -61,43 +61,58 @@ class TokenCredit(Callback):
     def _line(self, buffer: EpisodeBuffer, episodes: EpisodeBatch) -> dict[str, Any]:
         algorithm = self.run.algorithm
         infos = algorithm.collector.episode_infos
+
+        # The sample of the run's first episode is followed, so that responses to one prompt can be compared over time.
         if self._followed is None:
             self._followed = infos[0]["sample_id"]
-        chosen = chosen_episodes(infos, self.n_episodes, self._followed)
-        advantages, normalization = advantages_of_the_loss(algorithm)
-        index = torch.tensor([choice.episode for choice in chosen], device=episodes.response_ids.device)
+        choices = chosen_episodes(infos, self.n_episodes, self._followed)
+
+        # Fields of the buffer are flat, over all episodes of the rollout; from here on, over the tokens of the chosen
+        # ones `[n_tokens]`.
+        index = torch.tensor([choice.episode for choice in choices], device=episodes.response_ids.device)
         tokens = episodes.token_index(index)
-        part = episodes.select(index)
-        log_ratio = self._log_probs(part) - buffer.log_probs[tokens]
-        limits = clip_range_of(algorithm)
-        rewards, returns, values = (
-            torch.as_tensor(field, device=tokens.device)[tokens]
-            for field in (buffer.rewards, buffer.returns, buffer.values)
-        )
-        fields: dict[str, Tensor | None] = {
-            "rewards": rewards,
-            "kl_rewards": None,
-            "advantages": advantages[tokens],
-            "returns": returns,
-            "values": values if self.run.policy.has_critic else None,
-            "kl": None,
-            "probs": buffer.log_probs[tokens].exp(),
-            "ratios": log_ratio.exp(),
-            "clipped": None if limits is None else clipping(log_ratio, advantages[tokens], *limits),
-            "n_allowed": None if part.allowed is None else n_allowed(part.allowed),
-        }
+        chosen = episodes.select(index)
+        old_log_prob = buffer.log_probs[tokens]
+        all_advantages, normalization = advantages_of_the_loss(algorithm)
+        advantages = all_advantages[tokens]
+        rewards = torch.as_tensor(buffer.rewards, device=tokens.device)[tokens]
+        returns = torch.as_tensor(buffer.returns, device=tokens.device)[tokens]
+        values = torch.as_tensor(buffer.values, device=tokens.device)[tokens]
+
+        # r = pi / pi_old, with pi after the update: how far the whole update has moved each token.
+        log_ratio = self._log_probs(chosen) - old_log_prob
         head: dict[str, Any] = {"n_episodes": len(infos), "normalized": normalization}
+        limits = clip_range_of(algorithm)
+        clipped = None
         if limits is not None:
             head["clip_range"] = max(limits)
+            clipped = clipping(log_ratio, advantages, *limits)
+
+        # -coeff KL, if the penalty is a part of the reward. The controller has changed its coefficient since; the
+        # rollout's own is among the logged values.
+        kl = None
+        kl_rewards = None
         if buffer.kl is not None:
-            # The controller has changed its coefficient since; the rollout's own is among the logged values.
             head["kl_coeff"] = float(algorithm.logger.name_to_value["rollout_info/kl_coeff"])
             kl = buffer.kl[tokens]
-            fields["kl"], controller = kl, algorithm.collector.kl
+            controller = algorithm.collector.kl
             if controller.placement == "reward":
-                fields["kl_rewards"] = -head["kl_coeff"] * kl_estimate(kl, torch.zeros_like(kl), controller.estimator)
+                kl_rewards = -head["kl_coeff"] * kl_estimate(kl, torch.zeros_like(kl), controller.estimator)
+
+        fields: dict[str, Tensor | None] = {
+            "rewards": rewards,
+            "kl_rewards": kl_rewards,
+            "advantages": advantages,
+            "returns": returns,
+            "values": values if self.run.policy.has_critic else None,
+            "kl": kl,
+            "probs": old_log_prob.exp(),
+            "ratios": log_ratio.exp(),
+            "clipped": clipped,
+            "n_allowed": None if chosen.allowed is None else n_allowed(chosen.allowed),
+        }
         known = {name: field for name, field in fields.items() if field is not None}
-        return {**head, "episodes": list(self._described(chosen, infos, part, known))}
+        return {**head, "episodes": list(self._described(choices, infos, chosen, known))}
 
     @torch.no_grad()
     def _log_probs(self, episodes: EpisodeBatch) -> Tensor:
@@ -105,26 +120,35 @@ class TokenCredit(Callback):
         policy = self.run.policy
         was_training = policy.training
         policy.set_training_mode(False)
-        limit = self.run.algorithm.collector.options.score_batch_size or int(episodes.response_lengths.sum())
-        groups = pack_episodes(episodes.response_lengths.tolist(), range(episodes.n_episodes), limit)
-        parts = [episodes.select(torch.tensor(group, device=episodes.response_ids.device)) for group in groups]
-        log_probs = torch.cat([policy.evaluate_actions(part, part.actions)[1] for part in parts])
+
+        # In passes of the size of the rollout's, which fit into memory; without a limit all at once.
+        lengths = episodes.response_lengths.tolist()
+        limit = self.run.algorithm.collector.options.score_batch_size or sum(lengths)
+        log_probs = []
+        for rows in pack_episodes(lengths, range(episodes.n_episodes), limit):
+            batch = episodes.select(torch.tensor(rows, device=episodes.response_ids.device))
+            log_probs.append(policy.evaluate_actions(batch, batch.actions)[1])
+
         policy.set_training_mode(was_training)
-        return log_probs
+        return torch.cat(log_probs)
 
     def _described(
         self,
-        chosen: Sequence[Choice],
+        choices: Sequence[Choice],
         infos: Sequence[Mapping[str, Any]],
         episodes: EpisodeBatch,
         fields: Mapping[str, Tensor],
     ) -> Iterator[dict[str, Any]]:
-        tokenizer, special = self.run.tokenizer, set(self.run.tokenizer.all_special_ids)
-        numbers = {name: field.split(episodes.lengths.tolist()) for name, field in fields.items()}
-        for row, choice in enumerate(chosen):
+        """Yield the object of each chosen episode, with a list for each field `[n_tokens]`."""
+        tokenizer = self.run.tokenizer
+        special_ids = set(tokenizer.all_special_ids)
+        lengths = episodes.lengths.tolist()
+        fields_by_episode = {name: field.split(lengths) for name, field in fields.items()}
+
+        for row, choice in enumerate(choices):
             ids = episodes.response_ids[row][episodes.action_mask[row]].tolist()
             names = tokenizer.convert_ids_to_tokens(ids)
-            yield {
+            description = {
                 "episode": choice.episode,
                 "sample_id": infos[choice.episode]["sample_id"],
                 "rank": choice.rank,
@@ -134,9 +158,12 @@ class TokenCredit(Callback):
                 "prompt": self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()),
                 "tokens": text_pieces(self._decode, ids),
                 "token_ids": ids,
-                "special": {str(i): names[i] for i, id in enumerate(ids) if id in special},
-                **{name: listed(each[row]) for name, each in numbers.items()},
+                # Their pieces of text are empty: the report shows their names.
+                "special": {str(i): names[i] for i, id in enumerate(ids) if id in special_ids},
             }
+            for name, field_by_episode in fields_by_episode.items():
+                description[name] = listed(field_by_episode[row])
+            yield description
 
     def _decode(self, ids: list[int]) -> str:
         return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
@@ -150,8 +177,13 @@ def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
     """
     if iteration in (1, n_iters):
         return True
-    n_evaluations, rest = divmod(iteration, eval_every)
-    return rest == 0 and n_evaluations % (1 << (n_evaluations // DENSE).bit_length()) == 0
+    if iteration % eval_every:
+        return False
+
+    # Evaluations 1 to 15: each; 16 to 31: each second; 32 to 63: each fourth (`bit_length` of 1 is 1, of 2 and 3 is 2).
+    n_evaluations = iteration // eval_every
+    stride = 1 << (n_evaluations // DENSE).bit_length()
+    return n_evaluations % stride == 0
 
 
 class Choice(NamedTuple):
@@ -172,14 +204,24 @@ def chosen_episodes(infos: Sequence[Mapping[str, Any]], n: int, followed: str) -
         n: at least 1; all episodes are selected if there are fewer.
         followed: id of a sample.
     """
+    # By rank: the best first; of equal rewards, the earlier episode.
     order = sorted(range(len(infos)), key=lambda i: (-infos[i]["r"], i))
     last = len(order) - 1
-    steps = [last // 2] if n == 1 else [step * last // (n - 1) for step in range(n)]
-    is_followed = next((i for i, info in enumerate(infos) if info["sample_id"] == followed), None)
-    chosen = [Choice(order[step], step + 1, order[step] == is_followed) for step in dict.fromkeys(steps)]
-    if is_followed is not None and not any(choice.followed for choice in chosen):
-        chosen.append(Choice(is_followed, order.index(is_followed) + 1, True))
-    return chosen
+    ranks = [last // 2] if n == 1 else [step * last // (n - 1) for step in range(n)]
+
+    followed_episode = None
+    for i, info in enumerate(infos):
+        if info["sample_id"] == followed:
+            followed_episode = i
+            break
+
+    # If there are fewer episodes than `n`, ranks repeat: `fromkeys` keeps each once, in order.
+    choices = []
+    for rank in dict.fromkeys(ranks):
+        choices.append(Choice(order[rank], rank + 1, followed=order[rank] == followed_episode))
+    if followed_episode is not None and not any(choice.followed for choice in choices):
+        choices.append(Choice(followed_episode, order.index(followed_episode) + 1, followed=True))
+    return choices
 
 
 def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
@@ -189,30 +231,48 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
     deviation, the advantage of a token differs between epochs. In that case the statistics of the whole rollout are
     used, around which those of the minibatches vary.
     """
-    buffer, setting = algorithm.rollout_buffer, getattr(_settings(algorithm), "normalize_advantage", False)
-    returns, values = (torch.as_tensor(field).to(buffer.advantages) for field in (buffer.returns, buffer.values))
+    buffer = algorithm.rollout_buffer
+    settings = _settings(algorithm)
+    advantages = buffer.advantages
+    returns = torch.as_tensor(buffer.returns).to(advantages)
+    values = torch.as_tensor(buffer.values).to(advantages)
+
+    # Compared within groups of responses to one prompt, not normalised over a batch.
+    if getattr(settings, "scale", "whiten") != "whiten":
+        return advantages, None
+
+    # Estimates are returns - values, up to rounding. If they are not, the update has replaced them by normalised ones.
+    scope = getattr(settings, "normalize_advantage", False)
     rounding = 1e-5 * float(torch.maximum(returns.abs(), values.abs()).max())
-    is_replaced = float((buffer.advantages - (returns - values)).abs().max()) > rounding
-    if getattr(_settings(algorithm), "scale", "whiten") != "whiten":  # compared within groups, not normalised
-        return buffer.advantages, None
-    if is_replaced or setting == "rollout":  # the update has replaced the estimates by normalised advantages
-        return buffer.advantages, "rollout"
-    if not setting:
-        return buffer.advantages, None
+    is_replaced = float((advantages - (returns - values)).abs().max()) > rounding
+    if is_replaced or scope == "rollout":
+        return advantages, "rollout"
+    if not scope:
+        return advantages, None
+
+    # A minibatch of all tokens is the rollout.
     batch_size = getattr(algorithm, "batch_size", None)
     is_whole = batch_size is None or batch_size >= buffer.n_tokens
-    return normalized(buffer.advantages, returns), "rollout" if is_whole else "minibatch"
+    return normalized(advantages, returns), "rollout" if is_whole else "minibatch"
 
 
 def clip_range_of(algorithm: Any) -> tuple[float, float] | None:
     """Return the distances below and above 1 at which the loss clips a token's ratio; None if it does not."""
     settings = _settings(algorithm)
-    low, high = getattr(settings, "clip_range", None), getattr(settings, "clip_range_high", None)
+    low = getattr(settings, "clip_range", None)
+    high = getattr(settings, "clip_range_high", None)
     if callable(low):  # Stable-Baselines3's may follow a schedule
         low = low(algorithm._current_progress_remaining)
-    kind = getattr(settings, "surrogate", "clip"), getattr(settings, "ratio_level", "token")
-    has_band, is_pairwise = getattr(settings, "ratio_band", None) is not None, getattr(settings, "is_pairwise", False)
-    if low is None or has_band or is_pairwise or kind != ("clip", "token"):
+    if low is None:
+        return None
+
+    # Other losses than PPO's use the range in another way, or not: surrogates that do not clip, ratios of whole
+    # responses, a band outside of which tokens are left out, pairs of responses.
+    clips_ratio = getattr(settings, "surrogate", "clip") == "clip"
+    is_per_token = getattr(settings, "ratio_level", "token") == "token"
+    has_band = getattr(settings, "ratio_band", None) is not None
+    is_pairwise = getattr(settings, "is_pairwise", False)
+    if not clips_ratio or not is_per_token or has_band or is_pairwise:
         return None
     return float(low), float(low if high is None else high)
 
@@ -265,10 +325,17 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     """
     ids = list(ids)
     whole = decode(ids)
+
+    # The common case, in n short calls: each token is a text of its own.
     single = [decode([id]) for id in ids]
     if "".join(single) == whole and UNDECODABLE not in whole:
         return single
-    pieces, begin = [], 0
+
+    # Otherwise a prefix of the ids for each token. What it has in common with the whole text is what is final: an
+    # incomplete character at its end is decoded to a replacement, in which the two differ. `max`: text that is final
+    # is not taken back, where clean-up changes it later.
+    pieces = []
+    begin = 0
     for n in range(1, len(ids) + 1):
         end = len(whole) if n == len(ids) else max(begin, _agreement(decode(ids[:n]), whole))
         pieces.append(whole[begin:end])
@@ -280,4 +347,7 @@ def _agreement(prefix: str, whole: str) -> int:
     """Return the length of the common prefix."""
     if whole.startswith(prefix):
         return len(prefix)
-    return next((i for i, (a, b) in enumerate(zip(prefix, whole, strict=False)) if a != b), len(whole))
+    for i, (a, b) in enumerate(zip(prefix, whole, strict=False)):
+        if a != b:
+            return i
+    return len(whole)

@@ -20,6 +20,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
@@ -67,14 +68,25 @@ def diagnostics_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: S
         episodes: the `n` episodes of the rollout.
         rewards: `[n]`, task reward of each episode.
     """
-    found = {name: next((_number(logged[key]) for key in keys if key in logged), None) for name, keys in LOGGED.items()}
-    lengths, totals = episodes.lengths.cpu().numpy(), np.asarray(rewards, dtype=float)
-    found["reward_spread"] = _relative_range(totals)
-    found["best_reward"] = _number(totals.max())
-    found["empty"] = float(np.mean((lengths <= 1) & episodes.terminated.cpu().numpy()))
-    found["duplicates"], found["near_duplicates"] = _duplicates(episodes)
-    found["length_correlation"] = rank_correlation(lengths, totals) if len(totals) >= FEWEST_EPISODES else None
-    return found
+    diagnostics: Diagnostics = {}
+    for name, keys in LOGGED.items():
+        logged_keys = [key for key in keys if key in logged]
+        diagnostics[name] = _number(logged[logged_keys[0]]) if logged_keys else None
+
+    # An empty response is one end-of-text token, so its length is 1.
+    lengths = episodes.lengths.cpu().numpy()  # [n]
+    totals = np.asarray(rewards, dtype=float)  # [n]
+    terminated = episodes.terminated.cpu().numpy()  # [n], bool
+    diagnostics["reward_spread"] = _relative_range(totals)
+    diagnostics["best_reward"] = _number(totals.max())
+    diagnostics["empty"] = float(np.mean((lengths <= 1) & terminated))
+    diagnostics["duplicates"], diagnostics["near_duplicates"] = _duplicates(episodes)
+
+    # Of few episodes, length and reward have the same order by chance.
+    diagnostics["length_correlation"] = None
+    if len(totals) >= FEWEST_EPISODES:
+        diagnostics["length_correlation"] = rank_correlation(lengths, totals)
+    return diagnostics
 
 
 def _number(value: Any) -> float | None:
@@ -88,16 +100,15 @@ def _number(value: Any) -> float | None:
 
 def _relative_range(rewards: np.ndarray) -> float | None:
     """Return the range of the rewards divided by the largest absolute reward; 0 if all are equal."""
-    size = float(np.abs(rewards).max())
-    if len(rewards) < 2 or not math.isfinite(size):
+    largest = float(np.abs(rewards).max())
+    if len(rewards) < 2 or not math.isfinite(largest):
         return None
-    return float(np.ptp(rewards)) / size if size else 0.0
+    return float(np.ptp(rewards)) / largest if largest else 0.0
 
 
-def _prompts_and_responses(episodes: EpisodeBatch) -> list[list[tuple[int, ...]]]:
-    """Return the prompts and the responses as token ids without padding."""
-    pairs = ((episodes.prompt_ids, episodes.prompt_mask), (episodes.response_ids, episodes.response_mask))
-    return [[tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)] for ids, mask in pairs]
+def _token_ids(ids: Tensor, mask: Tensor) -> list[tuple[int, ...]]:
+    """Return the rows of padded token ids `[n, width]` without padding; tuples, which can be counted."""
+    return [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
 def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
@@ -105,24 +116,44 @@ def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
 
     The first is 0 if all responses differ. Near duplicates are those of another prompt. None if all prompts are equal.
     """
-    prompts, responses = _prompts_and_responses(episodes)
+    prompts = _token_ids(episodes.prompt_ids, episodes.prompt_mask)
+    responses = _token_ids(episodes.response_ids, episodes.response_mask)
     if len(set(prompts)) == 1:
         return None, None
-    most = max(Counter(responses).values())
+    n_most = max(Counter(responses).values())
+    share = n_most / len(responses) if n_most > 1 else 0.0
+
+    # Responses to one prompt may well be alike, so only those to different prompts count.
     near = _near_duplicates(responses)
-    has_near = [any(prompts[other] != prompts[index] for other in others) for index, others in near.items()]
-    differ = len({prompts[index] for index in near}) > 1
-    return most / len(responses) if most > 1 else 0.0, fmean(has_near) if differ else None
+    has_near = []
+    for index, others in near.items():
+        has_near.append(any(prompts[other] != prompts[index] for other in others))
+
+    # The compared episodes may all have one prompt, as those of a large group have; then nothing is known.
+    n_prompts = len({prompts[index] for index in near})
+    return share, fmean(has_near) if n_prompts > 1 else None
 
 
 def _near_duplicates(responses: Sequence[tuple[int, ...]]) -> dict[int, list[int]]:
     """Return, for each compared response, those that share most of its bigrams (Jaccard similarity), and itself."""
-    n, n_compared = len(responses), min(len(responses), N_COMPARED)
-    bigrams = {index: set(pairwise(responses[index])) for index in (k * n // n_compared for k in range(n_compared))}
-    return {
-        index: [other for other, theirs in bigrams.items() if len(own & theirs) >= NEARLY * len(own | theirs) > 0]
-        for index, own in bigrams.items()
-    }
+    # All pairs are compared, so their number is limited: evenly spaced rows, without random numbers.
+    n = len(responses)
+    n_compared = min(n, N_COMPARED)
+    bigrams = {}
+    for k in range(n_compared):
+        index = k * n // n_compared
+        bigrams[index] = set(pairwise(responses[index]))
+
+    # |A ∩ B| >= 0.8 |A ∪ B|, without a division; responses without a bigram have no duplicates.
+    near: dict[int, list[int]] = {}
+    for index, bigrams_of_one in bigrams.items():
+        near[index] = []
+        for other, bigrams_of_other in bigrams.items():
+            n_shared = len(bigrams_of_one & bigrams_of_other)
+            n_all = len(bigrams_of_one | bigrams_of_other)
+            if n_shared >= NEARLY * n_all > 0:
+                near[index].append(other)
+    return near
 
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
@@ -133,8 +164,10 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float | None:
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value, from 1; equal values have the mean of their ranks."""
     _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[numbers.reshape(-1)])
+    mean_ranks = np.cumsum(counts) - (counts - 1) / 2  # [n_distinct]: the last rank of a value minus half its width
+    return np.asarray(mean_ranks[numbers.reshape(-1)])
 
 
 @dataclass(frozen=True)
@@ -157,7 +190,10 @@ class Evaluations:
 
     def add(self, score: HeldOutScore, mode: str) -> None:
         """Add an evaluation."""
-        self.best = (max if mode == "max" else min)(self.best, score, key=lambda each: each.score)
+        # Of equal scores the earlier one stays the best: a metric that does not change has not fallen.
+        is_better = score.score > self.best.score if mode == "max" else score.score < self.best.score
+        if is_better:
+            self.best = score
         self.last = [*self.last, score][-N_MARKS:]
 
 
@@ -172,24 +208,48 @@ class History:
 
     def add(self, diagnostics: Diagnostics, keep: int) -> None:
         """Add the diagnostics of an iteration; `keep` is the number of iterations in the history."""
+        # A condition must hold in consecutive iterations. After a gap, those before it do not count.
         if self.recent and self.recent[-1]["iteration"] != (diagnostics["iteration"] or 0) - 1:
             self.recent = []
         self.recent = [*self.recent, diagnostics][-keep:]
+
         for name, value in diagnostics.items():
             if value is not None:
                 self.first.setdefault(name, value)
-        bests = (self.best_reward, diagnostics.get("best_reward"))
-        self.best_reward = max((best for best in bests if best is not None), default=None)
+
+        best = diagnostics.get("best_reward")
+        if self.best_reward is None:
+            self.best_reward = best
+        elif best is not None:
+            self.best_reward = max(self.best_reward, best)
 
     def add_evaluation(self, epoch: int, key: str, mode: str, score: float, scores_of_texts: Iterable[Any]) -> None:
         """Add a held-out metric, with the mean reward of the iterations since its previous evaluation."""
         evaluations = self.held_out.get(key)
         since = evaluations.last[-1].epoch if evaluations else 0
-        recent = [each for each in self.recent if (each["iteration"] or 0) > since]
-        rewards = [reward for each in recent if (reward := each.get("reward")) is not None]
-        variance = math.fsum((each.get("reward_std") or 0.0) ** 2 / (each.get("n_episodes") or 1.0) for each in recent)
-        paid = (fmean(rewards), math.sqrt(variance) / len(rewards)) if rewards else (None, 0.0)
-        held_out = HeldOutScore(epoch, score, standard_error(scores_of_texts), *paid)
+        recent = [diagnostics for diagnostics in self.recent if (diagnostics["iteration"] or 0) > since]
+
+        # The mean of the k rollouts' means, and its standard error: √(Σ std² / n) / k, for n episodes in a rollout.
+        rewards = []
+        variances = []
+        for diagnostics in recent:
+            reward = diagnostics.get("reward")
+            if reward is not None:
+                rewards.append(reward)
+            variances.append((diagnostics.get("reward_std") or 0.0) ** 2 / (diagnostics.get("n_episodes") or 1.0))
+        mean_reward = None
+        reward_error = 0.0
+        if rewards:
+            mean_reward = fmean(rewards)
+            reward_error = math.sqrt(math.fsum(variances)) / len(rewards)
+
+        held_out = HeldOutScore(
+            epoch,
+            score,
+            error=standard_error(scores_of_texts),
+            reward=mean_reward,
+            reward_error=reward_error,
+        )
         self.held_out.setdefault(key, Evaluations(held_out, [])).add(held_out, mode)
 
     def last(self, name: str, n: int) -> list[float]:
@@ -199,16 +259,16 @@ class History:
 
     def known(self, name: str, n: int) -> list[float]:
         """Return the known values of a diagnostic in the last `n` iterations; empty if there are fewer iterations."""
-        values = [each.get(name) for each in self.recent[-n:]]
+        values = [diagnostics.get(name) for diagnostics in self.recent[-n:]]
         return [value for value in values if value is not None] if len(values) == n else []
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
         """Create a history from its fields as `dataclasses.asdict` returns them."""
-        held_out = {
-            key: Evaluations(HeldOutScore(**saved["best"]), [HeldOutScore(**score) for score in saved["last"]])
-            for key, saved in state["held_out"].items()
-        }
+        held_out = {}
+        for key, saved in state["held_out"].items():
+            last = [HeldOutScore(**score) for score in saved["last"]]
+            held_out[key] = Evaluations(HeldOutScore(**saved["best"]), last)
         return cls(**{**state, "held_out": held_out})
 
 
@@ -222,22 +282,35 @@ def rollout_examples(
     alert: str, tokenizer: PreTrainedTokenizerBase, episodes: EpisodeBatch, rewards: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return episodes of the rollout that illustrate an alert; empty for alerts without examples."""
-    examples: list[dict[str, Any]] = []
-    for i in _CHOICES[alert](episodes) if alert in _CHOICES else ():
+    if alert not in _CHOICES:
+        return []
+
+    # Special tokens of the response are kept: whether it ends, and with which token, is often the point.
+    examples = []
+    for i in _CHOICES[alert](episodes):
         prompt = tokenizer.decode(episodes.prompt_ids[i][episodes.prompt_mask[i]].tolist(), skip_special_tokens=True)
         response = tokenizer.decode(episodes.response_ids[i][episodes.response_mask[i]].tolist())
-        texts = {"prompt": _cut(str(prompt)), "response": _cut(str(response))}
-        examples.append({**texts, "reward": float(rewards[i]), "tokens": int(episodes.lengths[i])})
+        examples.append(
+            {
+                "prompt": _cut(str(prompt)),
+                "response": _cut(str(response)),
+                "reward": float(rewards[i]),
+                "tokens": int(episodes.lengths[i]),
+            }
+        )
     return examples
 
 
 def evaluation_examples(key: str, mode: str, predictions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the text with the worst score of an evaluation; empty if the metric has no scores of single texts."""
-    scored = [item for item in predictions if isinstance(item.get(key), (int, float))]
-    worst = (min if mode == "max" else max)(scored, key=lambda item: float(item[key]), default=None)
-    if worst is None:
+    scored = [prediction for prediction in predictions if isinstance(prediction.get(key), (int, float))]
+    if not scored:
         return []
-    prompt, response = _cut(worst["prompt_text"]), _cut(worst["generated_text"])
+    choose_worst = min if mode == "max" else max
+    worst = choose_worst(scored, key=lambda prediction: float(prediction[key]))
+
+    prompt = _cut(worst["prompt_text"])
+    response = _cut(worst["generated_text"])
     return [{"prompt": prompt, "response": response, "score": float(worst[key])}]
 
 
@@ -247,13 +320,18 @@ def _cut(text: str) -> str:
 
 def _most_alike(episodes: EpisodeBatch) -> list[int]:
     """Return two episodes with the most frequent response or with near duplicates, of different prompts if possible."""
-    prompts, responses = _prompts_and_responses(episodes)
+    prompts = _token_ids(episodes.prompt_ids, episodes.prompt_mask)
+    responses = _token_ids(episodes.response_ids, episodes.response_mask)
+
+    # Equal responses, or else the one with the most near duplicates: it is in the middle of the largest cluster.
     response, n = Counter(responses).most_common(1)[0]
     if n > 1:
         first, *others = [index for index, other in enumerate(responses) if other == response]
     else:
         first, near = max(_near_duplicates(responses).items(), key=lambda item: len(item[1]))
         others = [index for index in near if index != first]
+
+    # Another prompt first (False sorts before True): equal texts for different prompts show that it is ignored.
     others.sort(key=lambda index: prompts[index] == prompts[first])
     return [first, *others[:1]]
 

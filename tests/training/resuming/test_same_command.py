@@ -233,7 +233,11 @@ def test_a_run_that_somebody_writes_to_is_left_alone(mapping, stopped):
 
 def test_new_begins_another_run_in_any_case(mapping, stopped, monkeypatch):
     taken = []
-    monkeypatch.setattr(running, "_train", lambda config, place, found, *_, **__: taken.append((place[2], found)))
+
+    def record(config, destinations, resumed, **_):
+        taken.append((destinations.experiment_name, resumed))
+
+    monkeypatch.setattr(running, "_train", record)
     config = parse_config(mapping)
     train_config(config, base_path_to_store_results=stopped.parents[1], experiment_name="run", new=True)
     train_config(config, base_path_to_store_results=stopped.parents[1], experiment_name="run")
