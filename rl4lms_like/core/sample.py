@@ -40,7 +40,13 @@ class Sample:
     ) -> Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`."""
         text = "\n\n".join(message["content"] for message in messages)
-        return cls(id, text, list(references), meta_data, list(messages))
+        return cls(
+            id=id,
+            prompt_or_input_text=text,
+            references=list(references),
+            meta_data=meta_data,
+            messages=list(messages),
+        )
 
 
 @dataclass(frozen=True)
