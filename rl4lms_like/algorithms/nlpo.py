@@ -46,6 +46,7 @@ class NLPO(PPO):
         # an environment has them in its arguments.
         if self.env is not None:
             self.policy_kwargs.setdefault("special_token_ids", special_tokens(self.env))
+
         super()._setup_model()
 
     def train(self) -> None:

@@ -42,6 +42,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+
         # A reference that moves must be in the checkpoints; one that does not is loaded again.
         if self.arguments.reference_update_iterations is not None:
             self.policy.allow_reference_updates()
@@ -173,12 +174,14 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         high = options.clip_high
 
         if options.surrogate == "geometric":
-            return losses.geometric_mean_surrogate(log_ratio, advantages, lengths, low, high)
+            return losses.geometric_mean_surrogate(log_ratio, advantages, lengths, low=low, high=high)
         if options.surrogate == "cispo":
             return losses.cispo(log_prob, log_ratio, advantages, 1 + high)
         if options.surrogate == "cpgd":
             return losses.cpgd(log_ratio, advantages, low, high)
-        return losses.clipped_surrogate(log_ratio, advantages, low, high, options.dual_clip)
+        return losses.clipped_surrogate(
+            log_ratio, advantages, clip_range=low, clip_high=high, dual_clip=options.dual_clip
+        )
 
     def _clipped(self, log_ratio: Tensor) -> Tensor:
         """Return 1 for actions whose ratio is outside the range of the surrogate, else 0 `[n_actions]`."""
@@ -215,11 +218,11 @@ def _check_binary(rewards: Tensor) -> None:
     """Raise a `RewardError` if a reward is neither 0 nor 1."""
     # MaxRL divides by the mean of a group as its success rate. Other rewards make no such rate: a negative mean would
     # turn the signs of all advantages around.
-    other = rewards[(rewards != 0) & (rewards != 1)]
-    if len(other):
+    not_binary = rewards[(rewards != 0) & (rewards != 1)]
+    if len(not_binary):
         raise RewardError(
-            f"scale: mean (maxrl) requires rewards of 0 or 1, got {float(other[0]):g}: use another reward, or another "
-            f"scale (grpo)"
+            f"scale: mean (maxrl) requires rewards of 0 or 1, got {float(not_binary[0]):g}: use another reward, or "
+            f"another scale (grpo)"
         )
 
 

@@ -106,7 +106,7 @@ class TRPO(OnPolicyTextAlgorithm):
                     progress.steps.append(self._policy_step(rollout))
                 self._step_done()
 
-            # The critic: passes over the rollout in minibatches.
+            # The critic: gradient steps on minibatches, limited by no trust region.
             for _, minibatch in progress.remaining(
                 self.rollout_buffer, self.arguments.n_critic_updates, self.batch_size
             ):
@@ -237,8 +237,8 @@ class TRPO(OnPolicyTextAlgorithm):
         episodes = rollout.observations
         rng = np.random.default_rng(self.share_seeds.next())
         n_chosen = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
-        chosen = np.sort(rng.permutation(episodes.n_episodes)[:n_chosen])
-        return self.rollout_buffer.samples(torch.as_tensor(chosen, device=episodes.response_ids.device))
+        index = np.sort(rng.permutation(episodes.n_episodes)[:n_chosen])
+        return self.rollout_buffer.samples(torch.as_tensor(index, device=episodes.response_ids.device))
 
     @property
     def _tokens_per_pass(self) -> int:

@@ -84,10 +84,8 @@ class ChatTemplate:
             ConfigError: the template does not accept them.
         """
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-                )
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except Exception as error:
             # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
@@ -98,6 +96,8 @@ class ChatTemplate:
                 f"the chat template of {self.tokenizer.name_or_path!r} does not accept the messages{of} ({roles}): "
                 f"{error}"
             ) from error
+
+        return str(rendered)
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -138,7 +138,7 @@ class ChatTemplate:
 
     def _assistant_spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """Return the first and the last character of each of the assistant's messages in the rendered text."""
-        text = self.render(messages)
+        conversation = self.render(messages)
         spans: list[tuple[int, int]] = []
         for index, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -149,7 +149,7 @@ class ChatTemplate:
             # difference.
             before = self.render(messages[:index], add_generation_prompt=True)
             after = self.render(messages[: index + 1])
-            if not (after.startswith(before) and text.startswith(after)):
+            if not (after.startswith(before) and conversation.startswith(after)):
                 raise chat_template_issue(
                     f"the chat template of {self.tokenizer.name_or_path!r} renders a message differently when others "
                     f"follow, so the assistant's tokens cannot be found; use a template with {{% generation %}}"
@@ -167,6 +167,7 @@ class ChatTemplate:
         for id, is_written in zip(ids, written, strict=True):
             if is_written and not was_written:
                 has_ended = False
+
             mask.append(not has_ended and (is_written or id == self.end_of_turn))
             has_ended = has_ended or id == self.end_of_turn or not is_written
             was_written = is_written

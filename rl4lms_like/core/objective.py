@@ -62,6 +62,7 @@ class Objective(NamedTuple):
         joined: dict[str, Tensor] = {}
         for name in objectives[0]._terms():
             joined[name] = torch.cat([getattr(objective, name) for objective in objectives])
+
         return objectives[0]._replace(**joined)
 
 
@@ -98,10 +99,11 @@ def action_weights(
         [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
     n_actions = int(lengths.sum())
+
+    # The weights of a smaller minibatch: that of the kept actions, and of the episodes that have one. They are relative
+    # to a mean over the kept actions. The factor makes them relative to that over all actions, which `weighted_mean`
+    # takes.
     if kept is not None:
-        # The weights of a smaller minibatch: that of the kept actions, and of the episodes that have one. They are
-        # relative to a mean over the kept actions. The factor makes them relative to that over all actions, which
-        # `weighted_mean` takes.
         row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))  # kept actions of each episode
 
@@ -110,9 +112,10 @@ def action_weights(
             weights[kept] = action_weights(counts[counts > 0], aggregation, norm) * (n_actions / int(counts.sum()))
         return weights
 
-    # w_t = n_actions / (n_episodes d_i), so that 1/n_actions sum_t w_t x_t = 1/n_episodes sum_i 1/d_i sum_{t in i} x_t.
     if aggregation == "token_mean":
         return torch.ones(n_actions, device=lengths.device)
+
+    # w_t = n_actions / (n_episodes d_i), so that 1/n_actions sum_t w_t x_t = 1/n_episodes sum_i 1/d_i sum_{t in i} x_t.
     if aggregation == "seq_mean_token_mean":
         divisors = lengths.clamp_min(1).float()  # an episode without actions has no weight to repeat
     elif norm is None:

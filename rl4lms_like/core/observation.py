@@ -164,11 +164,19 @@ class Observation:
     ) -> Observation:
         """Return the observation before the first token (RL4LMs' constructor)."""
         layout = TextLayout(
-            tokenizer, max_input_length, max_context_length, context_start_token, prompt_truncation_side
+            tokenizer=tokenizer,
+            max_prompt_length=max_input_length,
+            max_context_length=max_context_length,
+            context_start_token=context_start_token,
+            prompt_truncation_side=prompt_truncation_side,
         )
+
+        # RL4LMs passes the meta data next to the sample. Here an observation reads it from its sample.
         if meta_info is not None:
             sample = replace(sample, meta_data=meta_info)
-        return cls(sample, layout.encode(sample), np.empty(0, dtype=np.int64), 0, layout)
+
+        no_actions = np.empty(0, dtype=np.int64)
+        return cls(sample, layout.encode(sample), _action_ids=no_actions, n_actions=0, layout=layout)
 
     def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
         """Return the observation after one more token; `tokenizer` is part of RL4LMs' signature and is ignored."""

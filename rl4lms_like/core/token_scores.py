@@ -148,7 +148,7 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
         in float32 also under autocast, because the logits of many models have a large common offset. Rounding it to
         bfloat16 would cause errors of tenths of a nat.
     """
-    log_prob, entropy, _ = _scored(hidden, head, actions, None, logits_budget)
+    log_prob, entropy, _ = _scored(hidden, head, actions, allowed=None, logits_budget=logits_budget)
     return log_prob, entropy
 
 
@@ -164,7 +164,7 @@ def masked_token_scores(
         allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
         logits_budget: maximum number of logits in memory (a count, not bytes).
     """
-    return MaskedScores(*_scored(hidden, head, actions, allowed, logits_budget))
+    return MaskedScores(*_scored(hidden, head, actions, allowed=allowed, logits_budget=logits_budget))
 
 
 def vocabulary_kl(
@@ -229,7 +229,7 @@ def _with_remainder(log_probs: Tensor, top: Tensor) -> Tensor:
 
 
 def _scored(
-    hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor | None, logits_budget: int
+    hidden: Tensor, head: Head, actions: Tensor, *, allowed: Tensor | None, logits_budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-prob, entropy and raw log-prob `[n_tokens]`, in chunks of as many tokens as the budget allows."""
     chunk_size = max(logits_budget // head.weight.shape[0], 1)
@@ -273,6 +273,7 @@ class _TokenScores(torch.autograd.Function):
         ctx.scale = scale
         ctx.chunk_size = chunk_size
         ctx.stores_probs = stores_probs
+
         # An output that the loss does not use has the gradient None, not zeros: without an entropy bonus, the costly
         # part of the formula is then left out.
         ctx.set_materialize_grads(False)
@@ -285,6 +286,7 @@ class _TokenScores(torch.autograd.Function):
         hidden, weight, bias, actions, entropy, allowed = ctx.saved_tensors
         if ctx.stores_probs and ctx.probs is None:
             raise RuntimeError("token_scores: the graph was freed by its first backward pass")
+
         head = Head(weight, bias, ctx.scale)
 
         # dL/dh [n_tokens, d]; dL/dW [vocab, d] and dL/db [vocab] are sums over the chunks. With one chunk, dL/dW is its
@@ -315,6 +317,7 @@ class _TokenScores(torch.autograd.Function):
             if ctx.scale != 1.0:
                 grad.mul_(ctx.scale)
             torch.mm(grad, weight, out=grad_hidden[rows])
+
             if needs_weight:
                 product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
@@ -332,8 +335,10 @@ def _rows_of(field: Tensor | None, rows: slice) -> Tensor | None:
 def _log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     """Compute log-prob `[n]` with the operations of `_softmax`, so that both agree bit by bit if all is allowed."""
     shifted = logits - logits.amax(dim=1, keepdim=True)
-    chosen = shifted.gather(1, actions[:, None]).squeeze(1)
-    return chosen - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
+    chosen_logit = shifted.gather(1, actions[:, None]).squeeze(1)
+
+    # In place: a second matrix of this size would be in memory next to the one that `_softmax` needs.
+    return chosen_logit - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
 
 
 def _softmax(logits: Tensor, actions: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -360,6 +365,7 @@ def _logit_gradient(
     """Compute the gradient formula of the module docstring, in place in `probs`."""
     # (1[y] - p) g - p (log p + H) h, here as 1[y] g - p (g + (log p + H) h)
     g = torch.zeros_like(entropy) if grad_log_prob is None else grad_log_prob
+
     if grad_entropy is None or not bool(grad_entropy.any()):
         grad = probs.mul_(-g[:, None])
     else:
@@ -367,5 +373,7 @@ def _logit_gradient(
         log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_()
         factor = log_probs.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(g[:, None])
         grad = probs.mul_(factor).neg_()
+
+    # 1[y] g is 0 but for the action of each row
     grad[torch.arange(len(actions), device=actions.device), actions] += g
     return grad
