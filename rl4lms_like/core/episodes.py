@@ -365,7 +365,7 @@ def own_batches(
     too few episodes for all processes. Sharded forward passes are collective: with `in_step`,
     empty batches are added, whose passes do not count, so that all processes make equally many.
     """
-    # Units of `n_together` episodes are what is shared out and packed: their tokens, and their prompts.
+    # Units of `n_together` episodes are shared out and packed, by their numbers of tokens and their prompts.
     sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()  # [n_units]
     rows = None if episodes.prompt_rows is None else episodes.prompt_rows[::n_together]
 
@@ -378,8 +378,9 @@ def own_batches(
             return [list(units)]
         return pack_episodes(sizes, units, batch_size, rows)
 
-    # Every process computes the numbers of all others from the same sizes, so nothing has to be sent.
     batches = batches_of(ranks.rank)
+
+    # Every process computes the numbers of all others from the same sizes, so nothing has to be sent.
     if in_step:
         n_passes = max(len(batches_of(rank)) for rank in range(ranks.size))
         batches += [[]] * (n_passes - len(batches))

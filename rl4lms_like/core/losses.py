@@ -33,12 +33,15 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: KLEstimator =
         [2.0, 2.0, 1.135]
     """
     log_ratio = log_prob - ref_log_prob  # l, [n_tokens]
+
+    # Samples are of the policy, so E[l] is the KL itself; k3 adds e^{-l} - 1, whose mean is 0, against the noise.
     if estimator == "k1":
         return log_ratio
     if estimator == "k2":
         return log_ratio.square() / 2
     if estimator == "k3":
         return torch.exp(-log_ratio) - 1 + log_ratio
+
     raise ValueError(f"{estimator} is not an estimator of single samples: use k1, k2 or k3")
 
 
@@ -264,6 +267,7 @@ def value_error(
     # V_clipped = V_old + clip(V - V_old, -c, c)
     if clip_range is not None and old_values is not None:
         values = old_values + (values - old_values).clamp(-clip_range, clip_range)
+
     return (values - returns).square()
 
 
