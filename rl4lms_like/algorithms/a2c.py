@@ -20,9 +20,11 @@ class A2C(OnPolicyTextAlgorithm):
     arguments_class = A2CArguments
     arguments: A2CArguments
 
-    def policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         if not self.arguments.use_rms_prop:
             return {}
+
+        # The paper's optimizer (section 4), with Stable-Baselines3's alpha, the decay of the mean of squared gradients.
         return {
             "optimizer_class": torch.optim.RMSprop,
             "optimizer_kwargs": {"alpha": 0.99, "eps": self.arguments.rms_prop_eps},
@@ -31,6 +33,8 @@ class A2C(OnPolicyTextAlgorithm):
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the policy gradient loss, the critic's error and the negative entropy."""
         values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+
+        # L_t = -A_t log pi(a_t), without a ratio: the only step on a rollout is taken at the rollout's policy.
         return Objective(
             policy=policy_gradient(log_prob, minibatch.advantages),
             value=value_error(values, minibatch.returns),

@@ -47,19 +47,23 @@ class FlatParameters:
 
     def views(self, vector: Tensor) -> list[Tensor]:
         """Return views of a vector in the shapes of the parameters."""
-        parts = vector.split([parameter.numel() for parameter in self.parameters])
-        return [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+        views = []
+        sections = vector.split([parameter.numel() for parameter in self.parameters])
+        for section, parameter in zip(sections, self.parameters, strict=True):
+            views.append(section.view_as(parameter))
+        return views
 
     @contextmanager
     def at_offset(self, vector: Tensor) -> Iterator[None]:
         """Temporarily replace the values of the parameters by those of a vector, and restore them afterwards."""
-        own = [parameter.data for parameter in self.parameters]
+        # `data` is replaced, not written to: the old tensors come back with their bits and their storage.
+        data_before = [parameter.data for parameter in self.parameters]
         try:
             for parameter, values in zip(self.parameters, self.views(vector), strict=True):
                 parameter.data = values
             yield
         finally:
-            for parameter, values in zip(self.parameters, own, strict=True):
+            for parameter, values in zip(self.parameters, data_before, strict=True):
                 parameter.data = values
 
     def gradient(self, outputs: Any, weights: Any = None, **options: Any) -> list[Tensor | None]:
@@ -68,8 +72,12 @@ class FlatParameters:
 
     def flat(self, gradients: Sequence[Tensor | None]) -> Tensor:
         """Concatenate gradients into one vector, with 0 in place of None."""
-        pairs = zip(gradients, self.parameters, strict=True)
-        return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for g, p in pairs])
+        sections = []
+        for gradient, parameter in zip(gradients, self.parameters, strict=True):
+            if gradient is None:
+                gradient = torch.zeros_like(parameter)
+            sections.append(gradient.reshape(-1))
+        return torch.cat(sections)
 
 
 class FisherMatrix:
@@ -93,31 +101,42 @@ class FisherMatrix:
         self._batches = batches
         self._parameters = parameters
         self.n_tokens = sum(batch.n_tokens for batch in batches) if n_tokens is None else n_tokens
-        self._kept = self._read(batches[0]) if len(batches) == 1 else None
+        self._single_product = self._product_over(batches[0]) if len(batches) == 1 else None
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        if self._kept is not None:
-            return self._kept(vector)
+        if self._single_product is not None:
+            return self._single_product(vector)
+
+        # F is a mean over tokens, so the products of the batches add up. Each graph is freed before the next one.
         total = torch.zeros_like(vector)
         for batch in self._batches:
-            total += self._read(batch)(vector)
+            total += self._product_over(batch)(vector)
         return total
 
-    def _read(self, batch: EpisodeBatch) -> Callable[[Tensor], Tensor]:
+    def _product_over(self, batch: EpisodeBatch) -> Callable[[Tensor], Tensor]:
         """Return the product over one batch as a function, which holds a reference to the batch's graph."""
         parameters = self._parameters
-        logits = self._logits_of(batch)
-        probs = logits.detach().softmax(dim=-1)
+        logits = self._logits_of(batch)  # [n_tokens, vocab]
+        probs = logits.detach().softmax(dim=-1)  # p
+
+        # Jᵀu as a function of u, whose value is of no interest: an expanded 0 takes no memory. A parameter without an
+        # effect on the logits has no row in J.
         u = torch.zeros((), device=logits.device, requires_grad=True).expand_as(logits)
-        transposed = parameters.gradient(logits, u, create_graph=True)  # Jᵀu
-        in_use = [i for i, part in enumerate(transposed) if part is not None]
-        outputs = [part for part in transposed if part is not None]
+        in_use = []
+        transposed = []  # Jᵀu, in the shapes of the parameters
+        for index, product_with_u in enumerate(parameters.gradient(logits, u, create_graph=True)):
+            if product_with_u is not None:
+                in_use.append(index)
+                transposed.append(product_with_u)
         edge = get_gradient_edge(logits)  # replaces the logits, so that they can be freed
         scale = 1 / self.n_tokens
 
         def product(vector: Tensor) -> Tensor:
-            parts = parameters.views(vector)
-            (tangent,) = torch.autograd.grad(outputs, u, [parts[i] for i in in_use], retain_graph=True)  # J v
+            # J v = d(vᵀ Jᵀu) / du, [n_tokens, vocab]
+            views = parameters.views(vector)
+            (tangent,) = torch.autograd.grad(transposed, u, [views[index] for index in in_use], retain_graph=True)
+
+            # F v = 1/n Jᵀ (diag p - p pᵀ) J v
             gradients = parameters.gradient(edge, curved(probs, tangent).mul_(scale), retain_graph=True)
             return parameters.flat(gradients)
 

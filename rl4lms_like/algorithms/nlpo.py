@@ -1,4 +1,12 @@
-"""Natural language policy optimisation (Ramamurthy et al., arXiv 2210.01241, algorithm 1)."""
+"""Natural language policy optimisation (Ramamurthy et al., arXiv 2210.01241, algorithm 1).
+
+    mask model psi     a copy of the policy, updated every mu iterations
+    V_psi(s)           tokens that psi allows in state s: its top-p set, for instance
+    policy             pi(a | s) over V_psi(s), renormalised; 0 for all other tokens
+
+A mask is chosen once, in the rollout, and stored with its action (`EpisodeBatch.allowed`). The update reads it from
+there, so that old and new log-probs of the ratio are over the same tokens.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +42,19 @@ class NLPO(PPO):
         super().__init__(policy, env, **arguments)
 
     def _setup_model(self) -> None:
-        if self.env is not None:  # without an environment, the loaded arguments contain them
+        # The mask never forbids a special token: without the end token no episode could end. A loaded algorithm without
+        # an environment has them in its arguments.
+        if self.env is not None:
             self.policy_kwargs.setdefault("special_token_ids", special_tokens(self.env))
+
         super()._setup_model()
 
     def train(self) -> None:
         """Run PPO's update, then copy the policy to the mask model if an interval is complete."""
         super().train()
+
+        # psi <- theta every mu iterations; the next rollout is the first one with the new masks. As in a step, the run
+        # cannot be resumed while only some weights have moved.
         interval = self.policy.arguments.target_update_iterations
         if self.n_iterations % interval == 0:
             self.weights_change()

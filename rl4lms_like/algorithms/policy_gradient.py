@@ -42,6 +42,8 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     def _setup_model(self) -> None:
         super()._setup_model()
+
+        # A reference that moves must be in the checkpoints; one that does not is loaded again.
         if self.arguments.reference_update_iterations is not None:
             self.policy.allow_reference_updates()
 
@@ -49,53 +51,91 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         """Run an update, then update the reference model if an interval is complete."""
         super().train()
         interval = self.arguments.reference_update_iterations
-        if interval is not None:
-            if self.n_iterations % interval == 0:
-                self.weights_change()
-                self.policy.update_reference(self.arguments.reference_mixing)
-            self.logger.record("train/reference_updates", self.n_iterations // interval)
+        if interval is None:
+            return
+
+        # After the policy's last step: the reference becomes, or moves towards, what this iteration has learned.
+        if self.n_iterations % interval == 0:
+            self.weights_change()  # as in a step, the run cannot be resumed while only some weights have moved
+            self.policy.update_reference(self.arguments.reference_mixing)
+        self.logger.record("train/reference_updates", self.n_iterations // interval)
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the number of completed updates."""
         return {**super().training_state(), "n_iterations": self.n_iterations}
 
-    # --- advantages -------------------------------------------------------------------------------------------------
+    # --- from the reward to the advantage ---------------------------------------------------------------------------
+    #
+    # The rollout has the reward of each token already (`rollouts.rollout.token_rewards`): that of the task, scaled if
+    # `norm_reward` says so, minus the KL penalty with `placement: reward`. What comes later, in this order:
+    #
+    #     r_T += overlong penalty         last action only; DAPO                           `_padded_rewards`
+    #     A_t  = (R - baseline) / scale   R = sum_t r_t; without baseline the returns      `_task_advantages`
+    #     A_t -= coeff * KL_t             `placement: advantage`                           `prepare_rollout`
+    #     L_t += coeff * KL_t             `placement: loss`, with a gradient of its own    `_kl_penalty`
 
     def prepare_rollout(self) -> None:
         """Replace the buffer's estimates, which are those of a critic, by the advantages of this algorithm."""
-        buffer, controller = self.rollout_buffer, self.kl_controller
-        log_prob = torch.as_tensor(buffer.log_probs)
-        buffer.advantages = self._task_advantages() if self.arguments.task_reward else torch.zeros_like(log_prob)
+        buffer = self.rollout_buffer
+        if self.arguments.task_reward:
+            advantages = self._task_advantages()  # [n_actions]
+        else:
+            advantages = torch.zeros_like(torch.as_tensor(buffer.log_probs))
+
+        # A_t <- A_t - coeff (log pi_old(a_t) - log ref(a_t)). Subtracted last, so that neither the baseline nor the
+        # scale changes it, and from the token's own advantage only: it is not part of the returns of earlier tokens.
+        controller = self.kl_controller
         if controller.placement == "advantage" and buffer.kl is not None:
-            buffer.advantages = buffer.advantages - controller.coeff * buffer.kl
+            advantages = advantages - controller.coeff * buffer.kl
+        buffer.advantages = advantages
 
     def _padded_rewards(self, episodes: EpisodeBatch) -> Tensor:
         """Return the rewards with the penalty for long responses `[n, response_len]`."""
-        lengths, fraction = episodes.lengths, self.arguments.overlong_buffer
+        lengths = episodes.lengths
         rewards = episodes.pad(torch.as_tensor(self.rollout_buffer.rewards, device=lengths.device))
-        if fraction is not None:
-            longest = self.collector.max_episode_length
-            last = episodes.action_mask.long().cumsum(dim=1).argmax(dim=1)
-            penalty = overlong_penalty(lengths, longest, fraction * longest)
-            rewards[torch.arange(len(last), device=last.device), last] += penalty.to(rewards)
+        fraction = self.arguments.overlong_buffer
+        if fraction is None:
+            return rewards
+
+        # The penalty is not part of the rollout's rewards: dynamic sampling compares groups without it, and
+        # `norm_reward` does not scale it.
+        longest = self.collector.max_episode_length
+        penalty = overlong_penalty(lengths, longest, fraction * longest)  # [n], from 0 to -1
+
+        # The last action is where the count of actions first reaches its largest value. Padding or tokens of the
+        # environment may follow it.
+        last = episodes.action_mask.long().cumsum(dim=1).argmax(dim=1)  # [n]
+        rewards[torch.arange(len(last), device=last.device), last] += penalty.to(rewards)
         return rewards
 
     def _task_advantages(self) -> Tensor:
         """Return the advantages of the rewards `[n_actions]`."""
-        options, episodes = self.arguments, self.rollout_buffer.episodes
+        options = self.arguments
+        episodes = self.rollout_buffer.episodes
         assert episodes is not None
-        mask, lengths, rewards = episodes.action_mask, episodes.lengths, self._padded_rewards(episodes)
+        mask = episodes.action_mask  # [n, response_len]
+        rewards = self._padded_rewards(episodes)  # [n, response_len], 0 outside the mask
+
         if options.baseline == "none":
+            # REINFORCE: A_t = sum_{k >= 0} gamma^k r_{t + k}
             advantages = returns_to_go(rewards, mask, options.gamma)
         else:
-            totals, groups = rewards.sum(dim=1), episodes.group_ids
-            assert groups is not None
+            # A_t = (R - baseline) / scale, the same for all actions of a response. R is not discounted.
+            totals = rewards.sum(dim=1)  # R, [n]
             if options.scale == "mean":
                 _check_binary(totals)
-            of_episodes = group_advantages(
-                totals, groups, baseline=options.baseline, scale=options.scale, lengths=lengths, eps=arguments_of.EPS
+            assert episodes.group_ids is not None
+            episode_advantages = group_advantages(
+                totals,
+                episodes.group_ids,
+                baseline=options.baseline,
+                scale=options.scale,
+                lengths=episodes.lengths,
+                eps=arguments_of.EPS,
             )
-            advantages = of_episodes[:, None] * mask
+            advantages = episode_advantages[:, None] * mask
+
+        # REINFORCE++: mean 0 and variance 1 over all actions of the rollout, so that a minibatch changes no statistics.
         if options.scale == "whiten":
             advantages = whitened(advantages, mask)
         return advantages[mask]
@@ -104,45 +144,68 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the surrogate with the drift, the KL penalty and the negative entropy."""
-        options, lengths = self.arguments, minibatch.observations.lengths
+        options = self.arguments
+        lengths = minibatch.observations.lengths  # [n_episodes]
         scores = self.policy.action_scores(minibatch.observations)
-        log_ratio = scores.log_prob - minibatch.old_log_prob
-        ratio = losses.sequence_log_ratio(log_ratio, lengths) if options.ratio_level == "sequence" else log_ratio
-        policy = self._surrogate(scores.log_prob, ratio, minibatch.advantages, lengths)
+        log_ratio = scores.log_prob - minibatch.old_log_prob  # log r_t = log pi - log pi_old, [n_actions]
+
+        # GSPO has one ratio for a response, s = (pi(y) / pi_old(y))^(1 / |y|), in place of those of its tokens.
+        surrogate_log_ratio = log_ratio
+        if options.ratio_level == "sequence":
+            surrogate_log_ratio = losses.sequence_log_ratio(log_ratio, lengths)
+
+        # L_t = surrogate(r_t, A_t) + drift_coef (r_t - 1 - log r_t). The drift is always that of the tokens.
+        policy = self._surrogate(scores.log_prob, surrogate_log_ratio, minibatch.advantages, lengths)
         if options.drift_coef:
             policy = policy + options.drift_coef * losses.policy_drift(log_ratio)
+
         return Objective(
             policy=policy,
             entropy=-scores.entropy,
             log_ratio=log_ratio.detach(),
             kl=self._kl_penalty(scores, minibatch),
-            clipped=self._clipped(ratio.detach()),
+            clipped=self._clipped(surrogate_log_ratio.detach()),
         )
 
     def _surrogate(self, log_prob: Tensor, log_ratio: Tensor, advantages: Tensor, lengths: Tensor) -> Tensor:
+        """Return the loss of each action under the configured surrogate `[n_actions]`."""
         options = self.arguments
-        low, high = options.clip_range, options.clip_high
+        low = options.clip_range
+        high = options.clip_high
+
         if options.surrogate == "geometric":
-            return losses.geometric_mean_surrogate(log_ratio, advantages, lengths, low, high)
+            return losses.geometric_mean_surrogate(log_ratio, advantages, lengths, low=low, high=high)
         if options.surrogate == "cispo":
             return losses.cispo(log_prob, log_ratio, advantages, 1 + high)
         if options.surrogate == "cpgd":
             return losses.cpgd(log_ratio, advantages, low, high)
-        return losses.clipped_surrogate(log_ratio, advantages, low, high, options.dual_clip)
+        return losses.clipped_surrogate(
+            log_ratio, advantages, clip_range=low, clip_high=high, dual_clip=options.dual_clip
+        )
 
     def _clipped(self, log_ratio: Tensor) -> Tensor:
         """Return 1 for actions whose ratio is outside the range of the surrogate, else 0 `[n_actions]`."""
         options = self.arguments
+
+        # GMPO's distances are those of log r from 0, all others' those of r from 1.
         if options.surrogate == "geometric":
             return ((log_ratio < -options.clip_range) | (log_ratio > options.clip_high)).float()
+
+        # CISPO limits its weights from above only.
         ratio = log_ratio.exp()
-        is_below = ratio < 1 - options.clip_range if options.surrogate != "cispo" else torch.zeros_like(ratio).bool()
-        return (is_below | (ratio > 1 + options.clip_high)).float()
+        is_outside = ratio > 1 + options.clip_high
+        if options.surrogate != "cispo":
+            is_outside = is_outside | (ratio < 1 - options.clip_range)
+        return is_outside.float()
 
     def _kl_penalty(self, scores: ActionScores, minibatch: Minibatch) -> Tensor | None:
+        """Return coeff * KL(pi ‖ reference) of each action `[n_actions]`; None if it is not a term of the loss."""
         controller = self.kl_controller
         if controller.placement != "loss" or not self.policy.has_reference:
             return None
+
+        # Exact estimators sum over the vocabulary, so the reference's distributions are computed here. The others only
+        # need its log-probs of the sampled tokens, which the rollout has.
         if controller.estimator in WITH_DISTRIBUTIONS:
             kl = self.policy.reference_kl(minibatch.observations, scores, top_k=controller.top_k)
         else:
@@ -152,11 +215,13 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
 def _check_binary(rewards: Tensor) -> None:
     """Raise a `RewardError` if a reward is neither 0 nor 1."""
-    other = rewards[(rewards != 0) & (rewards != 1)]
-    if len(other):
+    # MaxRL divides by the mean of a group as its success rate. Other rewards make no such rate: a negative mean would
+    # turn the signs of all advantages around.
+    not_binary = rewards[(rewards != 0) & (rewards != 1)]
+    if len(not_binary):
         raise RewardError(
-            f"scale: mean (maxrl) requires rewards of 0 or 1, got {float(other[0]):g}: use another reward, or another "
-            f"scale (grpo)"
+            f"scale: mean (maxrl) requires rewards of 0 or 1, got {float(not_binary[0]):g}: use another reward, or "
+            f"another scale (grpo)"
         )
 
 
@@ -238,8 +303,8 @@ class OPD(GroupPolicyGradient):
     arguments_class = arguments_of.OPDArguments
 
 
-_WITHOUT_PAIR = ("policy", "entropy", "loss", "approx_kl", "clip_fraction", "minibatch_episodes", "grad_norm")
-"""Logged numbers of a step."""
+_LOGGED_OF_STEP = ("policy", "entropy", "loss", "approx_kl", "clip_fraction", "minibatch_episodes", "grad_norm")
+"""Names of the logged numbers of a step of `OnlineDPO`."""
 
 
 class OnlineDPO(GroupPolicyGradient):
@@ -252,19 +317,27 @@ class OnlineDPO(GroupPolicyGradient):
 
     def _setup_model(self) -> None:
         super()._setup_model()
-        self.rollout_buffer.keeps_groups = True
+        self.rollout_buffer.keeps_groups = True  # a pair is never divided between two minibatches
 
     def prepare_rollout(self) -> None:
         """Find the pairs: the advantage is 1 for the best response to a prompt, -1 for the worst one, else 0."""
-        buffer, episodes = self.rollout_buffer, self.rollout_buffer.episodes
+        buffer = self.rollout_buffer
+        episodes = buffer.episodes
         assert episodes is not None and episodes.group_ids is not None
-        rewards, signs = self._padded_rewards(episodes).sum(dim=1), torch.zeros_like(episodes.lengths)
-        differ = rewards_differ(rewards, episodes.group_ids)
+        rewards = self._padded_rewards(episodes).sum(dim=1)  # [n]
+
+        # A group whose rewards are equal up to rounding has no best response, and no pair.
+        signs = torch.zeros_like(episodes.lengths)  # [n]
+        has_pair = rewards_differ(rewards, episodes.group_ids)
         for group in episodes.group_ids.unique():
             rows = (episodes.group_ids == group).nonzero()[:, 0]
-            best, worst = rows[rewards[rows].argmax()], rows[rewards[rows].argmin()]
-            if differ[best]:
-                signs[best], signs[worst] = 1, -1
+            best = rows[rewards[rows].argmax()]
+            worst = rows[rewards[rows].argmin()]
+            if has_pair[best]:
+                signs[best] = 1
+                signs[worst] = -1
+
+        # Fields of a minibatch have one number per action, so a response's sign is that of all its actions.
         buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
         self.logger.record("train/pairs", int((signs > 0).sum()))
 
@@ -272,7 +345,7 @@ class OnlineDPO(GroupPolicyGradient):
         """Skip a minibatch that has no pair; its logged numbers are NaN."""
         if bool(minibatch.advantages.any()):
             return None
-        return dict.fromkeys(_WITHOUT_PAIR, torch.tensor(math.nan))
+        return dict.fromkeys(_LOGGED_OF_STEP, torch.tensor(math.nan))
 
     def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.
@@ -281,30 +354,45 @@ class OnlineDPO(GroupPolicyGradient):
         """
         episodes = minibatch.observations
         assert episodes.group_ids is not None
-        signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]
-        best, worst = ((signs == sign).nonzero()[:, 0] for sign in (1, -1))
-        best, worst = (rows[episodes.group_ids[rows].argsort()] for rows in (best, worst))
+        signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]  # of the last action of each episode, [n]
+
+        # Both sorted by group, so that best[k] and worst[k] respond to the same prompt.
+        best = (signs == 1).nonzero()[:, 0]  # [n_pairs]
+        worst = (signs == -1).nonzero()[:, 0]
+        best = best[episodes.group_ids[best].argsort()]
+        worst = worst[episodes.group_ids[worst].argsort()]
         minibatch = minibatch.select(torch.stack([best, worst], dim=1).flatten())
-        lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)
-        weights = int(lengths.sum()) / (len(lengths) * lengths.float())
-        return minibatch._replace(weights=weights.repeat_interleave(lengths))
+
+        # w = n_actions / (n_pairs |pair|): the mean of w_t L_t over actions is that of L over pairs, whatever their
+        # lengths.
+        pair_lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)  # actions of both responses, [n_pairs]
+        weights = int(pair_lengths.sum()) / (len(pair_lengths) * pair_lengths.float())
+        return minibatch._replace(weights=weights.repeat_interleave(pair_lengths))
 
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the loss of its pair for each action, and the negative entropy."""
-        options, beta, lengths = self.arguments, self.kl_controller.coeff, minibatch.observations.lengths
+        options = self.arguments
+        beta = self.kl_controller.coeff
+        lengths = minibatch.observations.lengths  # [2 n_pairs]: best, worst, best, worst, ...
         scores = self.policy.action_scores(minibatch.observations)
         log_ratio = (scores.log_prob - minibatch.old_log_prob).detach()
-        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
-        to_reference = scores.log_prob - minibatch.ref_log_prob
-        best, worst = to_reference.new_zeros(len(lengths)).index_add(0, rows, to_reference).view(-1, 2).unbind(dim=1)
+
+        # l = log pi(y) - log ref(y) of a whole response: the sum over its actions.
+        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)  # [n_actions]
+        ref_log_ratio = scores.log_prob - minibatch.ref_log_prob
+        response_log_ratios = ref_log_ratio.new_zeros(len(lengths)).index_add(0, rows, ref_log_ratio)
+        best, worst = response_log_ratios.view(-1, 2).unbind(dim=1)  # l_w and l_l, [n_pairs]
+
         if options.loss == "ipo":
-            of_pairs = preference_losses.ipo_loss(best, worst, beta)
+            pair_losses = preference_losses.ipo_loss(best, worst, beta)
         elif options.loss == "hinge":
-            of_pairs = preference_losses.hinge_loss(best, worst, beta)
+            pair_losses = preference_losses.hinge_loss(best, worst, beta)
         else:
-            of_pairs = preference_losses.dpo_loss(best, worst, beta, options.label_smoothing)
+            pair_losses = preference_losses.dpo_loss(best, worst, beta, options.label_smoothing)
+
+        # Episodes 2k and 2k + 1 are pair k.
         return Objective(
-            policy=of_pairs[rows // 2],
+            policy=pair_losses[rows // 2],
             entropy=-scores.entropy,
             log_ratio=log_ratio,
             clipped=torch.zeros_like(log_ratio),

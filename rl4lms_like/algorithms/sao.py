@@ -20,5 +20,8 @@ class SAO(PPO):
 
     arguments_class = SAOArguments
 
-    def policy_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {} if given.get("critic") == "shared" else {"critic_frozen": [ATTENTION]}
+    def policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        # A shared critic has no attention layers of its own: freezing them would freeze the policy's.
+        if policy_kwargs.get("critic") == "shared":
+            return {}
+        return {"critic_frozen": [ATTENTION]}

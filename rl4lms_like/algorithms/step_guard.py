@@ -27,25 +27,27 @@ class StepGuard:
         self.in_a_row = 0
         self.last_found = ""
 
-    def accepts(self, finite: bool, found: str, hint: str) -> bool:
+    def accepts(self, is_finite: bool, problem: str, hint: str) -> bool:
         """Return whether the step may be taken.
 
         Args:
-            finite: whether loss, gradient and step are finite.
-            found: what is not finite and where: `the loss is nan in optimizer step 7`.
+            is_finite: whether loss, gradient and step are finite.
+            problem: what is not finite and where: `the loss is nan in optimizer step 7`.
             hint: advice for the message.
 
         Raises:
             ModelError: the step is not finite, and `non_finite` is `stop`.
         """
-        if finite:
+        if is_finite:
             self.in_a_row = 0
             return True
         if self.non_finite == "stop":
-            raise ModelError(f"{found}: the weights were not changed. {hint}")
+            raise ModelError(f"{problem}: the weights were not changed. {hint}")
+
+        # The run does not end here: a later step of this update may be finite again. `end_update` decides.
         self.skipped += 1
         self.in_a_row += 1
-        self.last_found = found
+        self.last_found = problem
         return False
 
     def end_update(self, n_steps: int) -> None:
@@ -54,6 +56,7 @@ class StepGuard:
         Raises:
             ModelError: every step of the update was skipped.
         """
+        # Counted over updates: with one step per update, as A2C has, only the next update's step makes it two.
         if self.in_a_row >= max(n_steps, FEWEST):
             raise ModelError(
                 f"the last {self.in_a_row} steps were skipped, including all of this update; in the last one, "
@@ -62,9 +65,11 @@ class StepGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state that changes during a run."""
+        # `last_found` is the name in checkpoints, which other versions read as well.
         return {"skipped": self.skipped, "in_a_row": self.in_a_row, "last_found": self.last_found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
-        self.skipped, self.in_a_row = int(state["skipped"]), int(state["in_a_row"])
+        self.skipped = int(state["skipped"])
+        self.in_a_row = int(state["in_a_row"])
         self.last_found = str(state["last_found"])

@@ -49,16 +49,26 @@ def generalized_advantages(
         [[0.5, 0.0, 1.0]]
     """
     mask = mask.bool()
-    advantages, returns = torch.zeros_like(rewards), torch.zeros_like(rewards)
-    next_value = torch.zeros_like(rewards[:, 0]) if last_values is None else last_values.to(rewards)
+    advantages = torch.zeros_like(rewards)
+    returns = torch.zeros_like(rewards)
+
+    # V_{t+1} and A_{t+1} of each row `[n]`, from the last token backwards. Nothing follows the last token but its
+    # value.
+    next_value = torch.zeros_like(rewards[:, 0])
+    if last_values is not None:
+        next_value = last_values.to(rewards)
     advantage = torch.zeros_like(next_value)
+
     for t in reversed(range(rewards.shape[1])):
-        here = mask[:, t]
+        # delta_t = r_t + gamma V_{t+1} - V_t, and A_t = delta_t + gamma lambda A_{t+1}. A token that is no action
+        # leaves both as they are, so that the actions before and after it are neighbours.
+        is_action = mask[:, t]
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        advantage = torch.where(here, delta + gamma * gae_lambda * advantage, advantage)
-        next_value = torch.where(here, values[:, t], next_value)
-        advantages[:, t] = torch.where(here, advantage, 0.0)
-        returns[:, t] = torch.where(here, advantage + values[:, t], 0.0)
+        advantage = torch.where(is_action, delta + gamma * gae_lambda * advantage, advantage)
+        next_value = torch.where(is_action, values[:, t], next_value)
+
+        advantages[:, t] = torch.where(is_action, advantage, 0.0)
+        returns[:, t] = torch.where(is_action, advantage + values[:, t], 0.0)
     return advantages, returns
 
 
@@ -73,6 +83,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
         >>> length_adaptive_lambda(torch.tensor([10, 40, 100]), alpha=0.05).tolist()
         [0.0, 0.5, 0.800000011920929]
     """
+    # Below 1 / alpha actions the formula is negative: lambda = 0 is a one-step TD error.
     return (1 - 1 / (alpha * lengths.clamp_min(1))).clamp_min(0.0)
 
 
@@ -100,9 +111,15 @@ def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1
     if advantages.numel() < 2:
         return advantages
     std = advantages.std()
-    size = advantages.abs().max() if returns is None else torch.maximum(advantages.abs().max(), returns.abs().max())
+
+    # A = returns - values: its rounding error has the size of the larger of the two, which may be much larger than A.
+    size = advantages.abs().max()
+    if returns is not None:
+        size = torch.maximum(size, returns.abs().max())
     rounding = ROUNDING_UNITS * torch.finfo(advantages.dtype).eps * size
-    return torch.where(std <= rounding, 0.0, (advantages - advantages.mean()) / (std + eps))  # NaN stays NaN
+
+    # A NaN is not `<=` anything: it stays NaN, and the step is refused.
+    return torch.where(std <= rounding, 0.0, (advantages - advantages.mean()) / (std + eps))
 
 
 def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool = True) -> Tensor:
@@ -120,11 +137,15 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool 
         >>> whitened(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([True, True, False]), unbiased=False).tolist()
         [-1.0, 1.0, 0.0]
     """
-    chosen = values[mask.bool()]
-    variance = chosen.var(unbiased=unbiased) if chosen.numel() > 1 else chosen.new_zeros(())
-    rounding = ROUNDING_UNITS * torch.finfo(values.dtype).eps * chosen.abs().max()
-    differs = ~(variance.sqrt() <= rounding)  # NaN stays NaN
-    return torch.where(mask.bool() & differs, (values - chosen.mean()) * torch.rsqrt(variance + eps), 0.0)
+    masked = values[mask.bool()]
+    variance = masked.new_zeros(())  # an unbiased variance of a single entry would be NaN
+    if masked.numel() > 1:
+        variance = masked.var(unbiased=unbiased)
+
+    # Not `>`, so that a NaN stays NaN instead of becoming an advantage of 0.
+    rounding = ROUNDING_UNITS * torch.finfo(values.dtype).eps * masked.abs().max()
+    differs = ~(variance.sqrt() <= rounding)
+    return torch.where(mask.bool() & differs, (values - masked.mean()) * torch.rsqrt(variance + eps), 0.0)
 
 
 def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -134,7 +155,10 @@ def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
         >>> returns_to_go(torch.tensor([[1.0, 9.0, 2.0]]), torch.tensor([[True, False, True]]), gamma=0.5).tolist()
         [[2.0, 0.0, 2.0]]
     """
-    return generalized_advantages(rewards, torch.zeros_like(rewards), mask, gamma=gamma, gae_lambda=1.0)[0]
+    # With V = 0 and lambda = 1, delta_t = r_t and A_t = r_t + gamma A_{t+1}.
+    zero_values = torch.zeros_like(rewards)
+    returns, _ = generalized_advantages(rewards, zero_values, mask, gamma=gamma, gae_lambda=1.0)
+    return returns
 
 
 def group_advantages(
@@ -176,16 +200,17 @@ def group_advantages(
         >>> group_advantages(rewards, groups, baseline="leave_one_out").tolist()
         [1.0, -1.0, 0.0, 0.0]
     """
-    n_groups, row = _numbered(groups)
+    n_groups, row = _numbered(groups)  # row: [n], from 0 to n_groups - 1
 
-    def of_group(values: Tensor) -> Tensor:
+    def group_sum(values: Tensor) -> Tensor:
         """Return the sum over each episode's group `[n]`."""
-        return torch.zeros(n_groups, dtype=rewards.dtype, device=rewards.device).index_add(0, row, values.to(rewards))[
-            row
-        ]
+        sums = torch.zeros(n_groups, dtype=rewards.dtype, device=rewards.device)
+        return sums.index_add(0, row, values.to(rewards))[row]
 
-    sizes = of_group(torch.ones_like(rewards))
-    mean = of_group(rewards) / sizes
+    sizes = group_sum(torch.ones_like(rewards))  # G of each episode's group, [n]
+    mean = group_sum(rewards) / sizes
+
+    # b_i = 1/G sum_j R_j, or 1/(G - 1) sum_{j != i} R_j, or sum_j l_j R_j / sum_j l_j
     subtracted = mean
     if baseline == "none":
         subtracted = torch.zeros_like(mean)
@@ -193,15 +218,24 @@ def group_advantages(
         subtracted = (sizes * mean - rewards) / (sizes - 1).clamp_min(1)
     elif baseline == "length_weighted":
         assert lengths is not None, "the baseline length_weighted requires lengths"
-        subtracted = of_group(rewards * lengths) / of_group(lengths)
+        subtracted = group_sum(rewards * lengths) / group_sum(lengths)
     advantages = rewards - subtracted
+
+    # The standard deviation is around the mean of the group, whatever the baseline: sqrt(1/(G - 1) sum_j (R_j -
+    # mean)^2)
     if scale == "group":
-        advantages = advantages / ((of_group((rewards - mean).square()) / (sizes - 1).clamp_min(1)).sqrt() + eps)
+        variance = group_sum((rewards - mean).square()) / (sizes - 1).clamp_min(1)
+        advantages = advantages / (variance.sqrt() + eps)
     elif scale == "batch":
         advantages = advantages / (rewards.std() + eps)
     elif scale == "mean":
         advantages = torch.where(mean == 0, 0.0, advantages / mean)
-    return advantages if baseline == "none" else torch.where(rewards_differ(rewards, groups), advantages, 0.0)
+
+    # Differences that are rounding errors carry no information, and a small standard deviation would make them large.
+    # Without a baseline an advantage is the reward itself, not a difference.
+    if baseline == "none":
+        return advantages
+    return torch.where(rewards_differ(rewards, groups), advantages, 0.0)
 
 
 def rewards_differ(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -215,18 +249,22 @@ def rewards_differ(rewards: Tensor, groups: Tensor) -> Tensor:
         >>> rewards_differ(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
         [True, True, False, False]
     """
+    # Largest and smallest reward of each group `[n_groups]`; the zeros of `empty` do not count.
     n_groups, row = _numbered(groups)
     empty = torch.zeros(n_groups, dtype=rewards.dtype, device=rewards.device)
     high = empty.scatter_reduce(0, row, rewards, "amax", include_self=False)
     low = empty.scatter_reduce(0, row, rewards, "amin", include_self=False)
+
+    # An error of rounding grows with the size of the rewards: 0.1 + 0.2 and 0.3 are equal here, and so are 1e6 times
+    # both.
     rounding = ROUNDING_UNITS * torch.finfo(rewards.dtype).eps * torch.maximum(high.abs(), low.abs())
     return (high - low > rounding)[row]
 
 
 def _numbered(groups: Tensor) -> tuple[int, Tensor]:
     """Return the number of groups, and the number of each episode's group, from 0 `[n]`."""
-    found, row = torch.unique(groups, return_inverse=True)
-    return len(found), row
+    ids, row = torch.unique(groups, return_inverse=True)
+    return len(ids), row
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: float) -> Tensor:
@@ -241,4 +279,5 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: float) -> Tensor:
         >>> overlong_penalty(torch.tensor([10, 16, 20]), max_length=20, buffer=5).tolist()
         [0.0, -0.20000000298023224, -1.0]
     """
+    # 0 up to L_max - L_cache tokens, then (L_max - L_cache - |y|) / L_cache, which is -1 at L_max.
     return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)

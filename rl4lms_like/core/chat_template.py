@@ -59,6 +59,8 @@ class ChatTemplate:
             DataPoolError: the last message is one of the assistant.
         """
         messages = list(sample.messages or [{"role": "user", "content": sample.prompt_or_input_text}])
+
+        # Not in front of another one: many templates accept a single system message, and only as the first.
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         if messages[-1]["role"] == "assistant":
@@ -66,6 +68,7 @@ class ChatTemplate:
                 f"the messages of sample {sample.id!r} end with one of the assistant, so there is nothing to respond "
                 f"to; datapool.args.last_message_as_reference: true makes it the reference"
             )
+
         rendered = self.render(messages, add_generation_prompt=True, where=f"sample {sample.id!r}")
         return replace(sample, messages=messages, rendered_prompt=rendered)
 
@@ -81,12 +84,12 @@ class ChatTemplate:
             ConfigError: the template does not accept them.
         """
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
-                )
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
             )
         except Exception as error:
+            # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
+            # roles.
             roles = ", ".join(str(message["role"]) for message in messages)
             of = f" of {where}" if where else ""
             raise chat_template_issue(
@@ -94,11 +97,15 @@ class ChatTemplate:
                 f"{error}"
             ) from error
 
+        return str(rendered)
+
     @cached_property
     def end_of_turn(self) -> int | None:
         """Id of the first special token after a message of the assistant; None if the template writes none."""
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
         after = self.render(turns).rpartition(_CONTENT)[2]
+
+        # Tokens such as <|im_end|> may be added tokens without being special ones to the tokenizer.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         return next((id for id in ids if id in special), None)
@@ -110,27 +117,39 @@ class ChatTemplate:
             ConfigError: these tokens cannot be determined, because the rendered text of a message depends on the
                 following ones and the template does not mark what the assistant writes (`{% generation %}`).
         """
+        encoded: Any
         if _MARKED.search(str(self.tokenizer.chat_template)):
-            encoded: Any = self.tokenizer.apply_chat_template(
+            encoded = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
             )
-            return encoded["input_ids"], self._until_ends(
-                encoded["input_ids"], list(map(bool, encoded["assistant_masks"]))
-            )
-        text, spans = self.render(messages), self._written(messages)
-        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        written = [
-            any(first <= start and end <= last for first, last in spans) for start, end in encoded["offset_mapping"]
-        ]
-        return encoded["input_ids"], self._until_ends(encoded["input_ids"], written)
+            ids = encoded["input_ids"]
+            return ids, self._until_ends(ids, list(map(bool, encoded["assistant_masks"])))
 
-    def _written(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Return the places, first and last character, of the assistant's messages in the rendered text."""
-        text, spans = self.render(messages), []
-        for index in (index for index, message in enumerate(messages) if message["role"] == "assistant"):
+        # Without marks: the tokens whose characters are within a message of the assistant. A token that reaches over
+        # the edge is not among them, since the template writes a part of it.
+        spans = self._assistant_spans(messages)
+        encoded = self.tokenizer(
+            self.render(messages), add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
+        is_written = []
+        for start, end in encoded["offset_mapping"]:
+            is_written.append(any(first <= start and end <= last for first, last in spans))
+        return encoded["input_ids"], self._until_ends(encoded["input_ids"], is_written)
+
+    def _assistant_spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+        """Return the first and the last character of each of the assistant's messages in the rendered text."""
+        conversation = self.render(messages)
+        spans: list[tuple[int, int]] = []
+        for index, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+
+            # The message is what the text of all messages so far has in addition to that of the ones before it. Some
+            # templates change earlier messages, for instance by removing their reasoning: then there is no such
+            # difference.
             before = self.render(messages[:index], add_generation_prompt=True)
             after = self.render(messages[: index + 1])
-            if not (after.startswith(before) and text.startswith(after)):
+            if not (after.startswith(before) and conversation.startswith(after)):
                 raise chat_template_issue(
                     f"the chat template of {self.tokenizer.name_or_path!r} renders a message differently when others "
                     f"follow, so the assistant's tokens cannot be found; use a template with {{% generation %}}"
@@ -140,10 +159,16 @@ class ChatTemplate:
 
     def _until_ends(self, ids: Sequence[int], written: list[bool]) -> list[bool]:
         """Return the mask with each message's end token, and without what the template writes after it."""
-        kept, ended = [], True
-        for id, is_written, was_written in zip(ids, written, [False, *written], strict=False):
+        # The end token is learned also if the marks leave it out: without it a response would never end. What follows
+        # it, such as a line break, is never generated.
+        mask = []
+        has_ended = True  # before the first message
+        was_written = False
+        for id, is_written in zip(ids, written, strict=True):
             if is_written and not was_written:
-                ended = False
-            kept.append(not ended and (is_written or id == self.end_of_turn))
-            ended = ended or id == self.end_of_turn or not is_written
-        return kept
+                has_ended = False
+
+            mask.append(not has_ended and (is_written or id == self.end_of_turn))
+            has_ended = has_ended or id == self.end_of_turn or not is_written
+            was_written = is_written
+        return mask

@@ -34,11 +34,14 @@ def existing_device(name: str) -> str:
     if not is_device(name):
         raise ValueError(f"unknown device {name!r}; expected 'auto', 'cpu', 'cuda', 'cuda:1' ... or 'mps'")
     if name == "cpu":
-        return name
+        return name  # without the import of torch, which takes seconds
+
     import torch
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
+
+    # torch would report a missing device only when the first tensor is moved there. `cuda` is `cuda:0`.
     kind, _, index = name.partition(":")
     n_devices = torch.get_device_module(kind).device_count()
     if int(index or 0) >= n_devices:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -91,17 +91,24 @@ class EpisodeBatch:
         """
         if self.prompt_rows is None:
             return None
-        numbers, rows = self.prompt_rows.unique(return_inverse=True)
+        numbers, rows = self.prompt_rows.unique(return_inverse=True)  # rows: [n], from 0 to u - 1
         if len(numbers) == self.n_episodes:
             return None
+
+        # The first episode of each prompt. A plain scatter would keep any of those with the same index, not always the
+        # same.
         episodes = torch.arange(self.n_episodes, device=rows.device)
-        return episodes.new_zeros(len(numbers)).scatter_reduce(0, rows, episodes, "amin", include_self=False), rows
+        first = episodes.new_zeros(len(numbers)).scatter_reduce(0, rows, episodes, "amin", include_self=False)  # [u]
+        return first, rows
 
     def together(self, rows: Tensor | None) -> list[list[int]]:
         """Return the episodes with equal `rows` (prompts or groups), in their order; each alone if they are None."""
-        numbers = range(self.n_episodes) if rows is None else rows.tolist()
+        if rows is None:
+            return [[episode] for episode in range(self.n_episodes)]
+
+        # In the order of their first episodes, whether or not episodes with the same number are neighbours.
         units: dict[int, list[int]] = {}
-        for episode, number in enumerate(numbers):
+        for episode, number in enumerate(rows.tolist()):
             units.setdefault(number, []).append(episode)
         return list(units.values())
 
@@ -109,64 +116,80 @@ class EpisodeBatch:
         """Return a flat field `[n_tokens]` as a padded matrix `[n, response_len]`."""
         mask = self.action_mask
         padded = flat.new_full(mask.shape, fill)
+
+        # A mask selects row by row, from left to right: the order of flat fields.
         padded[mask] = flat
         return padded
 
     def token_index(self, episodes: Tensor) -> Tensor:
         """Return the positions in a flat field of the tokens of some episodes, in the order of `episodes` `[k]`."""
         lengths = self.lengths
-        starts = lengths.cumsum(0) - lengths
-        chosen = lengths[episodes]
-        first = (starts[episodes] - (chosen.cumsum(0) - chosen)).repeat_interleave(chosen)
-        return first + torch.arange(int(chosen.sum()), device=first.device)
+        starts = lengths.cumsum(0) - lengths  # position of each episode's first token here, [n]
+        new_lengths = lengths[episodes]
+        new_starts = new_lengths.cumsum(0) - new_lengths  # ... and in the result, [k]
+
+        # All tokens of an episode move by the same distance: old position = new position + (old start - new start).
+        offsets = (starts[episodes] - new_starts).repeat_interleave(new_lengths)
+        return offsets + torch.arange(int(new_lengths.sum()), device=offsets.device)
 
     def select(self, episodes: Tensor) -> EpisodeBatch:
         """Return some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
-        chosen = {name: field[episodes] for name, field in self._given(_ROWS).items()}
-        flat = self._given(_FLAT)
+        selected = {name: field[episodes] for name, field in self._present(_ROWS).items()}
+
+        # Flat fields have one row per action, so they are selected by the positions of the actions.
+        flat = self._present(_FLAT)
         if flat:
             tokens = self.token_index(episodes)
-            chosen |= {name: field[tokens] for name, field in flat.items()}
-        return replace(self, **chosen).trimmed()
+            selected |= {name: field[tokens] for name, field in flat.items()}
+        return replace(self, **selected).trimmed()
 
     def trimmed(self) -> EpisodeBatch:
         """Return the same episodes without columns that contain only padding."""
+        # At least one column, also if all prompts are empty.
         prompt_len = max(int(self.prompt_mask.sum(dim=1).max()), 1)
         response_len = max(int(self.response_lengths.max()), 1)
+
         columns = slice(-prompt_len, None) if self.prompt_side == "left" else slice(prompt_len)
+        observed = self.observed
+        if observed is not None:
+            observed = observed[:, :response_len]
         return replace(
             self,
             prompt_ids=self.prompt_ids[:, columns],
             prompt_mask=self.prompt_mask[:, columns],
             response_ids=self.response_ids[:, :response_len],
             response_mask=self.response_mask[:, :response_len],
-            observed=None if self.observed is None else self.observed[:, :response_len],
+            observed=observed,
         )
 
     def widened(self, prompt_len: int, response_len: int) -> EpisodeBatch:
         """Return the same episodes padded to at least these widths."""
 
         def pad_to(matrix: Tensor, width: int, side: str) -> Tensor:
+            # Zeros: False in masks, and in ids an entry that the mask excludes.
             missing = max(width - matrix.shape[1], 0)
             return torch.nn.functional.pad(matrix, (missing, 0) if side == "left" else (0, missing))
 
+        observed = self.observed
+        if observed is not None:
+            observed = pad_to(observed, response_len, "right")
         return replace(
             self,
             prompt_ids=pad_to(self.prompt_ids, prompt_len, self.prompt_side),
             prompt_mask=pad_to(self.prompt_mask, prompt_len, self.prompt_side),
             response_ids=pad_to(self.response_ids, response_len, "right"),
             response_mask=pad_to(self.response_mask, response_len, "right"),
-            observed=None if self.observed is None else pad_to(self.observed, response_len, "right"),
+            observed=observed,
         )
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
         """Return the same episodes on another device."""
         if self.response_ids.device == torch.device(device):
             return self
-        return replace(self, **{name: field.to(device) for name, field in self._given(_ROWS + _FLAT).items()})
+        return replace(self, **{name: field.to(device) for name, field in self._present(_ROWS + _FLAT).items()})
 
-    def _given(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the fields that are not None."""
+    def _present(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the fields of these names that are not None."""
         return {name: field for name in names if (field := getattr(self, name)) is not None}
 
     @staticmethod
@@ -181,21 +204,22 @@ class EpisodeBatch:
         """
         if len(batches) == 1:
             return batches[0]
+
+        # All of one width. Without observed tokens all are actions: a mask of False says the same.
         prompt_len = max(batch.prompt_ids.shape[1] for batch in batches)
         response_len = max(batch.response_ids.shape[1] for batch in batches)
-        wide = [batch.widened(prompt_len, response_len) for batch in batches]
-        if any(batch.observed is not None for batch in wide):
-            wide = [
-                replace(batch, observed=torch.zeros_like(batch.response_mask)) if batch.observed is None else batch
-                for batch in wide
-            ]
-        joined: dict[str, Any] = {}
+        has_observed = any(batch.observed is not None for batch in batches)
+        wide = []
+        for batch in batches:
+            batch = batch.widened(prompt_len, response_len)
+            if has_observed and batch.observed is None:
+                batch = replace(batch, observed=torch.zeros_like(batch.response_mask))
+            wide.append(batch)
+
+        joined: dict[str, Tensor | None] = {}
         for name in _ROWS + _FLAT:
-            parts = [part for batch in wide if (part := getattr(batch, name)) is not None]
-            if parts and len(parts) < len(wide):
-                raise ValueError(f"{len(parts)} of {len(wide)} batches of episodes have {name}")
-            joined[name] = torch.cat(_shifted_numbers(parts) if name in _NUMBERS else parts) if parts else None
-        return replace(wide[0], **joined)
+            joined[name] = _concatenated_field(name, [getattr(batch, name) for batch in wide])
+        return replace(wide[0], **joined)  # type: ignore[arg-type]
 
 
 def padded(
@@ -216,11 +240,13 @@ def padded(
         >>> ids.tolist(), mask.tolist()
         ([[5, 6], [0, 7]], [[True, True], [False, True]])
     """
-    lengths = torch.tensor([len(row) for row in rows])[:, None]
+    lengths = torch.tensor([len(row) for row in rows])[:, None]  # [n, 1]
     columns = torch.arange(int(lengths.max()))
-    mask = columns < lengths if side == "right" else columns >= len(columns) - lengths
+    mask = columns < lengths if side == "right" else columns >= len(columns) - lengths  # [n, longest]
+
+    # The ids of all rows in one assignment: a mask selects row by row, from left to right.
     ids = torch.full(mask.shape, fill)
-    ids[mask] = torch.tensor([token for row in rows for token in row], dtype=torch.int64)
+    ids[mask] = torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)
     return ids, mask
 
 
@@ -232,12 +258,25 @@ _ROWS = tuple(field.name for field in fields(EpisodeBatch) if field.name not in 
 """Fields with one row per episode."""
 
 
-def _shifted_numbers(parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return the numbers of each batch, shifted above those of the previous batches."""
-    shifted: list[Tensor] = []
-    for part in parts:
-        shifted.append(part if not shifted else part - part.min() + shifted[-1].max() + 1)
-    return shifted
+def _concatenated_field(name: str, fields: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate a field of several batches; None if none of them has it.
+
+    Raises:
+        ValueError: only some of the batches have it.
+    """
+    present = [field for field in fields if field is not None]
+    if not present:
+        return None
+    if len(present) < len(fields):
+        raise ValueError(f"{len(present)} of {len(fields)} batches of episodes have {name}")
+    if name not in _NUMBERS:
+        return torch.cat(present)
+
+    # Numbers are shifted above those of the previous batches: 0 0 1 and 4 5 5 become 0 0 1 2 3 3.
+    shifted = [present[0]]
+    for numbers in present[1:]:
+        shifted.append(numbers - numbers.min() + shifted[-1].max() + 1)
+    return torch.cat(shifted)
 
 
 def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -257,9 +296,12 @@ def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) 
         >>> mask.tolist(), terminated.tolist()
         ([[True, True, False], [True, True, True]], [True, False])
     """
-    ends = torch.isin(response_ids, torch.tensor(list(eos_token_ids), device=response_ids.device, dtype=torch.int64))
-    ended_before = ends.cumsum(dim=1) - ends.long() > 0
-    return ~ended_before, ends.any(dim=1)
+    eos_ids = torch.tensor(list(eos_token_ids), device=response_ids.device, dtype=torch.int64)
+    is_end = torch.isin(response_ids, eos_ids)  # [n, response_len]
+
+    # The number of ends before each token, itself not counted: the first end is a part of the response, an action.
+    has_ended = is_end.cumsum(dim=1) - is_end.long() > 0
+    return ~has_ended, is_end.any(dim=1)
 
 
 def pack_episodes(
@@ -292,19 +334,25 @@ def pack_episodes(
         >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6, prompt_rows=torch.tensor([0, 1, 1, 2]))
         [[0], [1, 2], [3]]
     """
+    # Equal for neighbours that are packed together; without prompts all are different.
     numbers = range(len(lengths)) if prompt_rows is None else prompt_rows.tolist()
     batches: list[list[int]] = []
-    filled = 0
+    n_filled = 0  # tokens in the last minibatch
+
     for _, neighbours in groupby(order, key=numbers.__getitem__):
+        # Neighbours that do not fit into a minibatch of their own are packed one by one.
         group = list(neighbours)
-        fits = keeps_groups or sum(lengths[episode] for episode in group) <= batch_size
-        for part in [group] if fits else [[episode] for episode in group]:
-            length = sum(lengths[episode] for episode in part)
-            if not batches or filled + length > batch_size:
+        units = [group]
+        if not keeps_groups and sum(lengths[episode] for episode in group) > batch_size:
+            units = [[episode] for episode in group]
+
+        for unit in units:
+            length = sum(lengths[episode] for episode in unit)
+            if not batches or n_filled + length > batch_size:
                 batches.append([])
-                filled = 0
-            batches[-1] += part
-            filled += length
+                n_filled = 0
+            batches[-1] += unit
+            n_filled += length
     return batches
 
 
@@ -317,16 +365,31 @@ def own_batches(
     too few episodes for all processes. Sharded forward passes are collective: with `in_step`,
     empty batches are added, whose passes do not count, so that all processes make equally many.
     """
-    sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()
+    # Units of `n_together` episodes are shared out and packed, by their numbers of tokens and their prompts.
+    sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()  # [n_units]
     rows = None if episodes.prompt_rows is None else episodes.prompt_rows[::n_together]
 
-    def of(rank: int) -> list[list[int]]:
-        own = ranks.share(sizes, rank)
-        if batch_size is None or sum(sizes[i] for i in own) <= batch_size:
-            return [list(own)] if own else []
-        return pack_episodes(sizes, own, batch_size, rows)
+    def batches_of(rank: int) -> list[list[int]]:
+        """Return the units of a process, in batches."""
+        units = ranks.share(sizes, rank)
+        if not units:
+            return []
+        if batch_size is None or sum(sizes[unit] for unit in units) <= batch_size:
+            return [list(units)]
+        return pack_episodes(sizes, units, batch_size, rows)
 
-    batches = of(ranks.rank)
+    batches = batches_of(ranks.rank)
+
+    # Every process computes the numbers of all others from the same sizes, so nothing has to be sent.
     if in_step:
-        batches += [[]] * (max(len(of(rank)) for rank in range(ranks.size)) - len(batches))
-    return [[n_together * unit + i for unit in batch for i in range(n_together)] for batch in batches]
+        n_passes = max(len(batches_of(rank)) for rank in range(ranks.size))
+        batches += [[]] * (n_passes - len(batches))
+
+    # Unit u has the episodes from n_together * u on.
+    episode_batches = []
+    for batch in batches:
+        indices: list[int] = []
+        for unit in batch:
+            indices += range(n_together * unit, n_together * (unit + 1))
+        episode_batches.append(indices)
+    return episode_batches

@@ -33,7 +33,7 @@ class KLEstimator:
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """Return l: unbiased, but negative for about half of the tokens."""
+    """Return l: samples are of the policy, so E[l] is the KL itself; but single values are often negative."""
     return log_ratio
 
 
@@ -43,7 +43,7 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Return e^{-l} - 1 + l: unbiased and never negative."""
+    """Return e^{-l} - 1 + l: never negative; the mean of e^{-l} - 1 is 0, so it is unbiased, with less noise."""
     return (-log_ratio).exp() - 1 + log_ratio
 
 

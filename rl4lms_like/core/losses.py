@@ -1,6 +1,9 @@
 """Terms of the losses, as pure functions over flat vectors `[n_actions]`. Losses are minimised.
 
-`core.objective` defines how the terms are averaged.
+    r = pi(a_t | s_t) / pi_old(a_t | s_t)      passed as log r, new minus old log-prob; pi_old: the rollout's policy
+    A                                          advantage of the action, constant
+
+Every function returns one number per action. `core.objective` defines how they are averaged.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: str = "k1") -
     of_samples = KL_ESTIMATORS[estimator].of_samples if estimator in KL_ESTIMATORS else None
     if of_samples is None:
         raise ValueError(f"{estimator} is not an estimator of single samples: use k1, k2 or k3")
-    return of_samples(log_prob - ref_log_prob)
+    return of_samples(log_prob - ref_log_prob)  # [n_tokens]
 
 
 def clipped_surrogate(
@@ -60,9 +63,15 @@ def clipped_surrogate(
         >>> [round(x, 3) for x in clipped_surrogate(log_ratio, torch.tensor([1.0, -1.0]), clip_range=0.2).tolist()]
         [-1.2, 1.5]
     """
-    ratio = torch.exp(log_ratio)
-    clipped = ratio.clamp(1 - clip_range, 1 + (clip_range if clip_high is None else clip_high))
+    if clip_high is None:
+        clip_high = clip_range
+    ratio = torch.exp(log_ratio)  # r, [n_actions]
+
+    # min(r A, clip(r, 1 - c, 1 + c') A): the smaller of both, so that leaving the range gains nothing.
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_high)
     gain = torch.min(ratio * advantages, clipped * advantages)
+
+    # For A < 0 the minimum has no bound: r A falls without end as r grows. max(min(...), dual_clip A) has one.
     if dual_clip is not None:
         gain = torch.where(advantages < 0, torch.max(gain, dual_clip * advantages), gain)
     return -gain
@@ -106,13 +115,15 @@ def sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
         >>> sequence_log_ratio(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 1])).tolist()
         [2.0, 2.0, 5.0]
     """
+    # log s_{i,t} = sg[1/|y_i| sum_t log r_t] + log pi(a_t) - sg[log pi(a_t)]: the value is the mean, the gradient is
+    # that of the action alone. Without the stop, an action's advantage would reach all actions of the response.
     return episode_means(log_ratio.detach(), lengths) + (log_ratio - log_ratio.detach())
 
 
 def episode_means(field: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean of a flat field `[n_actions]` over each episode, repeated for its actions `[n_actions]`."""
-    row = torch.arange(len(lengths), device=field.device).repeat_interleave(lengths)
-    sums = torch.zeros(len(lengths), dtype=field.dtype, device=field.device).index_add(0, row, field)
+    row = torch.arange(len(lengths), device=field.device).repeat_interleave(lengths)  # episode of each action
+    sums = torch.zeros(len(lengths), dtype=field.dtype, device=field.device).index_add(0, row, field)  # [n]
     return (sums / lengths.clamp_min(1))[row]
 
 
@@ -133,6 +144,7 @@ def geometric_mean_surrogate(log_ratio: Tensor, advantages: Tensor, lengths: Ten
         >>> [round(x, 3) for x in loss.tolist()]  # -exp((0.2 + 0.4) / 2)
         [-1.35, -1.35]
     """
+    # -A exp(1/|y| sum_t clip(log r_t)). Clipped before the mean: one large ratio does not move that of the response.
     clipped = torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
     return -torch.exp(episode_means(clipped, lengths)) * advantages
 
@@ -147,6 +159,7 @@ def cispo(log_prob: Tensor, log_ratio: Tensor, advantages: Tensor, max_ratio: fl
         >>> cispo(log_prob, log_ratio, torch.tensor([1.0]), max_ratio=5.0).tolist()
         [10.0]
     """
+    # -sg[min(r, max_ratio)] A log pi: the ratio is a weight, so its limit does not cut off the gradient of log pi.
     return -log_ratio.detach().exp().clamp(max=max_ratio) * advantages * log_prob
 
 
@@ -166,6 +179,7 @@ def cpgd(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tens
         >>> [round(x, 3) for x in loss.tolist()]
         [-0.2, -0.365]
     """
+    # The limits are those of r, as in PPO: log(1 - low) and log(1 + high).
     clipped = log_ratio.clamp(math.log1p(-low), math.log1p(high))
     return -torch.min(log_ratio * advantages, clipped * advantages)
 
@@ -177,6 +191,7 @@ def policy_drift(log_ratio: Tensor) -> Tensor:
         >>> policy_drift(torch.tensor([0.0])).tolist()
         [0.0]
     """
+    # Estimator k3 with samples of the old policy. It is never negative, and 0 at r = 1 with gradient 0.
     return torch.exp(log_ratio) - 1 - log_ratio
 
 
@@ -204,11 +219,15 @@ def correction_weights(log_ratio: Tensor, lengths: Tensor, kind: Correction, low
         >>> correction_weights(log_ratio, torch.tensor([3]), "icepop", 0.8, 2.0).tolist()
         [0.0, 1.0, 0.0]
     """
-    weights = log_ratio.detach().exp()
+    weights = log_ratio.detach().exp()  # w = pi_old / mu, [n_actions]
     if kind == "tis":
         return weights.clamp(low, high)
-    judged = weights if kind == "icepop" else episode_means(log_ratio.detach(), lengths).exp()
-    return weights.where((judged >= low) & (judged <= high), 0.0)
+
+    # What must be in [low, high]: w_t of the action, or (prod_t w_t)^(1 / |y|) of the whole response.
+    compared = weights
+    if kind == "sequence_mask":
+        compared = episode_means(log_ratio.detach(), lengths).exp()
+    return weights.where((compared >= low) & (compared <= high), 0.0)
 
 
 def effective_sample_size(weights: Tensor) -> float:
@@ -239,8 +258,10 @@ def value_error(
         >>> value_error(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([2.0]), clip_range=0.5).tolist()
         [2.25]
     """
+    # V_clipped = V_old + clip(V - V_old, -c, c)
     if clip_range is not None and old_values is not None:
         values = old_values + (values - old_values).clamp(-clip_range, clip_range)
+
     return (values - returns).square()
 
 
@@ -261,5 +282,8 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
         >>> round(explained_variance(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])), 3)
         0.667
     """
+    # 1: the values are the returns up to a constant. 0: no better than a constant. Below 0: worse than that.
     variance = returns.var(unbiased=False)
-    return float("nan") if variance == 0 else float(1 - (returns - values).var(unbiased=False) / variance)
+    if variance == 0:
+        return float("nan")
+    return float(1 - (returns - values).var(unbiased=False) / variance)

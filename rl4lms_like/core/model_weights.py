@@ -21,6 +21,18 @@ from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.out_of_memory import is_out_of_memory
 
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+"""The number of a layer in the name of a weight: `layers.0.weight`."""
+_N_NAMED = 6
+"""Number of weights that a message names."""
+_N_FILES = 8
+"""Number of files that a message names."""
+
+Unused = Callable[[Any], Collection[str]]
+"""Function that returns the names of the modules that a role does not use. Their weights may be missing."""
+
 
 def place_of(model_name: str) -> str:
     """Return a name as transformers accepts it, with `~` expanded."""
@@ -34,6 +46,9 @@ def names_folder(model_name: str) -> bool:
     """
     if model_name.startswith((".", "/", "~")) or model_name.count("/") > 1 or "\\" in model_name:
         return True
+
+    # `models/mine` may be both; the parent decides, so that a folder that is missing in `models` is not sought on the
+    # hub.
     return "/" in model_name and Path(model_name).parent.is_dir()
 
 
@@ -43,6 +58,7 @@ def require_folder(what: str, model_name: str) -> None:
     Raises:
         ModelError: the folder does not exist.
     """
+    # A relative path that is missing is often one of another working directory, so the message names it.
     folder = Path(place_of(model_name))
     if names_folder(model_name) and not folder.is_dir():
         below = "" if folder.is_absolute() else f" below {Path.cwd()}"
@@ -53,23 +69,16 @@ def cannot_load(what: str, model_name: str, error: Exception) -> str:
     """Return the message for a checkpoint that cannot be loaded: its name, what was found there, and the error."""
     folder = Path(place_of(model_name))
     if folder.is_dir():
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-        hint = f"the folder contains: {found}"
+        names = sorted(path.name for path in folder.iterdir())[:_N_FILES]
+        hint = f"the folder contains: {', '.join(names) or 'nothing'}"
     elif folder.is_absolute() or model_name.startswith((".", "~")):
         hint = "there is no such folder"
     else:
         hint = "neither a local folder nor a model found on the hub or in its cache"
+
+    # The first line of the error: transformers adds paragraphs of advice, most of it about the hub.
     reason = (str(error).strip().splitlines() or [""])[0]
     return f"cannot load the {what} {model_name!r} ({hint}): {type(error).__name__}: {reason}"
-
-
-logger = logging.getLogger(__name__)
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_N_NAMED = 6
-
-Unused = Callable[[Any], Collection[str]]
-"""Function that returns the names of the modules that a role does not use. Their weights may be missing."""
 
 
 def pooler(model: Any) -> Collection[str]:
@@ -84,13 +93,19 @@ def output_layer(model: Any) -> Collection[str]:
 
 
 def load_complete(
-    auto_class: Any, place: str | None, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
+    auto_class: Any,
+    checkpoint: str | None,
+    *,
+    role: str,
+    model_name: str,
+    unused: Unused | None = None,
+    **options: Any,
 ) -> Any:
     """Load a model with transformers' `from_pretrained`, without changing the state of random number generators.
 
     Args:
         auto_class: class of transformers that loads the model.
-        place: hub id or path of a folder; None where `options` contain the weights.
+        checkpoint: hub id or path of a folder; None where `options` contain the weights.
         role: the model's role, for messages.
         model_name: the model's name, for messages.
         unused: modules that the role does not use.
@@ -102,16 +117,18 @@ def load_complete(
         Exception: there is too little memory; see `core.out_of_memory.is_out_of_memory`.
     """
     with _named(role, model_name):
-        model, others = _load(auto_class, place, role, model_name, unused, options)
-    if others:
+        model, extra = _load(auto_class, checkpoint, role=role, model_name=model_name, unused=unused, options=options)
+
+    # Not an error: a classifier's checkpoint, for instance, has a head that a language model has not.
+    if extra:
         logger.warning(
-            "the %s %r: %s does not use its weights %s", role, model_name, type(model).__name__, _listed(others)
+            "the %s %r: %s does not use its weights %s", role, model_name, type(model).__name__, _listed(extra)
         )
     return model
 
 
 def check_complete(
-    auto_class: Any, place: str, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
+    auto_class: Any, checkpoint: str, *, role: str, model_name: str, unused: Unused | None = None, **options: Any
 ) -> bool:
     """Compare the names and shapes of a folder's weights with those of its model; arguments as in `load_complete`.
 
@@ -121,71 +138,100 @@ def check_complete(
     Raises:
         ModelError: see `load_complete`.
     """
-    if not Path(place).is_dir():
+    if not Path(checkpoint).is_dir():
         return False
+
+    # On the meta device a model has names and shapes, but no values: nothing large is read.
+    options["device_map"] = "meta"
     with _named(role, model_name):
         try:
-            _load(auto_class, place, role, model_name, unused, options | {"device_map": "meta"})
+            _load(auto_class, checkpoint, role=role, model_name=model_name, unused=unused, options=options)
         except RuntimeError:  # the class computes with weights, which have no values on the meta device
             return False
     return True
 
 
 def _load(
-    auto_class: Any, place: str | None, role: str, model_name: str, unused: Unused | None, options: Mapping[str, Any]
+    auto_class: Any,
+    checkpoint: str | None,
+    *,
+    role: str,
+    model_name: str,
+    unused: Unused | None,
+    options: Mapping[str, Any],
 ) -> tuple[Any, set[str]]:
     """Return the model, and the names of the checkpoint's weights that it does not use."""
     import torch
 
+    # transformers initialises missing weights at random, and so would change the random numbers of the run. Weights of
+    # another shape are ignored here in order to report all of them at once.
     with torch.random.fork_rng(devices=[]), _without_report():
         model, report = auto_class.from_pretrained(
-            place, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            checkpoint, output_loading_info=True, ignore_mismatched_sizes=True, **options
         )
-    _require_complete(model, report, role, model_name, () if unused is None else unused(model))
+    unused_modules = () if unused is None else unused(model)
+    _require_complete(model, report, role=role, model_name=model_name, unused_modules=unused_modules)
     return model, set(report["unexpected_keys"])
 
 
 def _require_complete(
-    model: Any, report: Mapping[str, Any], role: str, model_name: str, unused: Collection[str]
+    model: Any, report: Mapping[str, Any], *, role: str, model_name: str, unused_modules: Collection[str]
 ) -> None:
-    prefixes = tuple(f"{name}." for name in unused)
+    """Raise a `ModelError` with everything that is wrong with a checkpoint; see the table of the module."""
+    # `report` is that of transformers' `output_loading_info`.
+    prefixes = tuple(f"{name}." for name in unused_modules)
     missing = [name for name in report["missing_keys"] if not name.startswith(prefixes)]
-    shapes = {name: shapes for name, *shapes in report["mismatched_keys"] if not name.startswith(prefixes)}
+    shapes = {}  # name -> shapes in the checkpoint and in the model
+    for name, in_checkpoint, in_model in report["mismatched_keys"]:
+        if not name.startswith(prefixes):
+            shapes[name] = (in_checkpoint, in_model)
     cut_off = _of_layers_not_built(report["unexpected_keys"], model.state_dict())
-    wrong = []
+
+    problems = []
     if missing:
-        wrong.append(f"it has no weights for {_listed(missing)}")
-    for name, (found, expected) in sorted(shapes.items())[:_N_NAMED]:
-        wrong.append(f"{name} has the shape {list(found)}, expected {list(expected)}")
+        problems.append(f"it has no weights for {_listed(missing)}")
+    for name, (in_checkpoint, in_model) in sorted(shapes.items())[:_N_NAMED]:
+        problems.append(f"{name} has the shape {list(in_checkpoint)}, expected {list(in_model)}")
     if len(shapes) > _N_NAMED:
-        wrong.append(f"and {len(shapes) - _N_NAMED} more have another shape")
+        problems.append(f"and {len(shapes) - _N_NAMED} more have another shape")
     if cut_off:
-        wrong.append(f"its config builds no layers for {_listed(cut_off)}")
-    if wrong:
+        problems.append(f"its config builds no layers for {_listed(cut_off)}")
+
+    if problems:
         kind = type(model).__name__
         raise ModelError(
-            f"the {role} {model_name!r} does not fit {kind}: {'; '.join(wrong)}. Copy the complete checkpoint again, "
-            f"correct its config.json, or name a checkpoint that was saved as a {kind}"
+            f"the {role} {model_name!r} does not fit {kind}: {'; '.join(problems)}. Copy the complete checkpoint "
+            f"again, correct its config.json, or name a checkpoint that was saved as a {kind}"
         )
 
 
 def _of_layers_not_built(unexpected: Iterable[str], built: Iterable[str]) -> list[str]:
     """Return the names of weights that the model has only in layers with other numbers."""
-    by_pattern: dict[str, list[str]] = {}
+    # layers.*.weight -> layers.0.weight, layers.1.weight
+    built_by_pattern: dict[str, list[str]] = {}
     for name in built:
-        by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
+        built_by_pattern.setdefault(_NUMBER.sub("*", name), []).append(name)
+
+    # The weight of a layer is cut off if the model has such a weight in other layers only: the config has fewer layers
+    # than the checkpoint. A weight without a counterpart in any layer belongs to another module, and is only logged.
     cut_off = []
     for name in unexpected:
         pattern = _NUMBER.sub("*", name)
-        alike = [each for other, names in by_pattern.items() if _one_ends_with(other, pattern) for each in names]
-        if "*" in pattern and alike and not any(_one_ends_with(each, name) for each in alike):
+        if "*" not in pattern:
+            continue
+        counterparts: list[str] = []
+        for built_pattern, names in built_by_pattern.items():
+            if _equal_up_to_prefix(built_pattern, pattern):
+                counterparts += names
+        if counterparts and not any(_equal_up_to_prefix(counterpart, name) for counterpart in counterparts):
             cut_off.append(name)
     return cut_off
 
 
-def _one_ends_with(one: str, other: str) -> bool:
-    """Return whether the names are equal up to a prefix: `model.layers.0.weight`, `layers.0.weight`."""
-    return f".{one}".endswith(f".{other}") or f".{other}".endswith(f".{one}")
+def _equal_up_to_prefix(name: str, other: str) -> bool:
+    """Return whether one name ends with the other: `model.layers.0.weight`, `layers.0.weight`."""
+    # The dot keeps `embed.weight` and `reembed.weight` apart.
+    return f".{name}".endswith(f".{other}") or f".{other}".endswith(f".{name}")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -193,8 +239,14 @@ def _listed(names: Iterable[str]) -> str:
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         groups.setdefault(_NUMBER.sub("*", name), []).append(name)
-    text = [each[0] if len(each) == 1 else f"{pattern} ({len(each)} of them)" for pattern, each in groups.items()]
-    return ", ".join(text[:_N_NAMED]) + (f" and {len(text) - _N_NAMED} more" if len(text) > _N_NAMED else "")
+
+    labels = []
+    for pattern, members in groups.items():
+        labels.append(members[0] if len(members) == 1 else f"{pattern} ({len(members)} of them)")
+    line = ", ".join(labels[:_N_NAMED])
+    if len(labels) > _N_NAMED:
+        line += f" and {len(labels) - _N_NAMED} more"
+    return line
 
 
 @contextmanager
@@ -206,7 +258,7 @@ def _named(role: str, model_name: str) -> Iterator[None]:
         raise
     except Exception as error:
         if is_out_of_memory(error):
-            raise
+            raise  # the checkpoint is not to blame; callers have another message for this
         raise ModelError(cannot_load(role, model_name, error)) from error
 
 

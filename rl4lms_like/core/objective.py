@@ -44,17 +44,26 @@ class Objective(NamedTuple):
 
     def detach(self) -> Objective:
         """Return the same terms, detached from the graph."""
-        return self._replace(**{name: term.detach() for name, term in self._asdict().items() if term is not None})
+        return self._replace(**{name: term.detach() for name, term in self._terms().items()})
 
     def empty(self) -> Objective:
         """Return the same terms for no actions."""
-        return self._replace(**{name: term[:0] for name, term in self._asdict().items() if term is not None})
+        # A pass that only keeps step with other processes: its terms must be there by name, but add no action.
+        return self._replace(**{name: term[:0] for name, term in self._terms().items()})
+
+    def _terms(self) -> dict[str, Tensor]:
+        """Return the terms that are not None, by name."""
+        return {name: term for name, term in self._asdict().items() if term is not None}
 
     @staticmethod
-    def joined(parts: Sequence[Objective]) -> Objective:
+    def joined(objectives: Sequence[Objective]) -> Objective:
         """Concatenate the terms of several micro-batches."""
-        given = [name for name, term in parts[0]._asdict().items() if term is not None]
-        return parts[0]._replace(**{name: torch.cat([getattr(part, name) for part in parts]) for name in given})
+        # The loss of an update has the same terms in all of its micro-batches, so those of the first are those of all.
+        joined: dict[str, Tensor] = {}
+        for name in objectives[0]._terms():
+            joined[name] = torch.cat([getattr(objective, name) for objective in objectives])
+
+        return objectives[0]._replace(**joined)
 
 
 WEIGHTED = ("policy", "kl")
@@ -90,15 +99,23 @@ def action_weights(
         [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
     n_actions = int(lengths.sum())
+
+    # The weights of a smaller minibatch: that of the kept actions, and of the episodes that have one. They are relative
+    # to a mean over the kept actions. The factor makes them relative to that over all actions, which `weighted_mean`
+    # takes.
     if kept is not None:
         row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
-        counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))
+        counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))  # kept actions of each episode
+
         weights = torch.zeros(n_actions, dtype=torch.float32, device=lengths.device)
         if bool(kept.any()):
             weights[kept] = action_weights(counts[counts > 0], aggregation, norm) * (n_actions / int(counts.sum()))
         return weights
+
     if aggregation == "token_mean":
         return torch.ones(n_actions, device=lengths.device)
+
+    # w_t = n_actions / (n_episodes d_i), so that 1/n_actions sum_t w_t x_t = 1/n_episodes sum_i 1/d_i sum_{t in i} x_t.
     if aggregation == "seq_mean_token_mean":
         divisors = lengths.clamp_min(1).float()  # an episode without actions has no weight to repeat
     elif norm is None:
@@ -119,4 +136,6 @@ def weighted_mean(name: str, term: Tensor, weights: Tensor) -> Tensor:
         >>> float(weighted_mean("policy", term, weights)), float(weighted_mean("value", term, weights))
         (2.5, 2.0)
     """
-    return (weights * term if name in WEIGHTED else term).mean()
+    if name in WEIGHTED:
+        term = weights * term
+    return term.mean()

@@ -52,6 +52,7 @@ class TextLayout:
     @property
     def pad_token_id(self) -> int:
         """Padding id: the tokenizer's pad token, else its EOS token, else 0."""
+        # GPT-2's tokenizer, for instance, has no pad token. Masks exclude the padding, so any id would do.
         for id in (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id):
             if id is not None:
                 return int(id)
@@ -67,13 +68,15 @@ class TextLayout:
         Special tokens are added to a text, and truncation keeps them. A prompt that a chat template rendered contains
         its special tokens, and none are added.
         """
-        rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
-        if any(rendered) and not all(rendered):
-            return [self.encode(prompt) for prompt in prompts]
-        with _cutting_on(self.prompt_truncation_side, self.tokenizer):
+        is_rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
+        if any(is_rendered) and not all(is_rendered):
+            return [self.encode(prompt) for prompt in prompts]  # one call has one setting of `add_special_tokens`
+
+        texts = [_text_of(prompt) for prompt in prompts]
+        with _truncating_on(self.prompt_truncation_side, self.tokenizer):
             encoded = self.tokenizer(
-                [_text_of(prompt) for prompt in prompts],
-                add_special_tokens=not any(rendered),
+                texts,
+                add_special_tokens=not any(is_rendered),
                 truncation=True,
                 max_length=self.max_prompt_length,
                 padding=False,
@@ -87,26 +90,29 @@ class TextLayout:
 
 
 def _text_of(prompt: str | Sample) -> str:
+    """Return the text that a model reads as its prompt."""
     if isinstance(prompt, str):
         return prompt
     return prompt.prompt_or_input_text if prompt.rendered_prompt is None else prompt.rendered_prompt
 
 
 @contextmanager
-def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
+def _truncating_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]:
     """Let the tokenizer truncate on `side`, and restore its settings afterwards.
 
     A fast tokenizer's backend keeps the length limit of its last call, and would save it into `tokenizer.json`.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    found_side, found_limit = tokenizer.truncation_side, backend and backend.truncation
+    side_before = tokenizer.truncation_side
+    limit_before = backend and backend.truncation
+
     tokenizer.truncation_side = side
     try:
         yield
     finally:
-        tokenizer.truncation_side = found_side
-        if backend and found_limit:
-            backend.enable_truncation(**found_limit)
+        tokenizer.truncation_side = side_before
+        if backend and limit_before:
+            backend.enable_truncation(**limit_before)
         elif backend:
             backend.no_truncation()
 
@@ -114,6 +120,7 @@ def _cutting_on(side: str, tokenizer: PreTrainedTokenizerBase) -> Iterator[None]
 def _tensor(key: str, doc: str) -> property:
     """Return a property with a copy of one of an observation's `arrays`, as RL4LMs' rewards read it."""
 
+    # A copy, since NumPy's read-only flag does not protect a tensor that shares the memory.
     def read(observation: Observation) -> torch.Tensor:
         import torch
 
@@ -141,6 +148,7 @@ class Observation:
     layout: TextLayout
 
     def __post_init__(self) -> None:
+        # All observations of an episode share the array, so a reward that writes to it would change the others.
         object.__setattr__(self, "prompt_ids", _read_only(self.prompt_ids))
 
     @classmethod
@@ -156,20 +164,30 @@ class Observation:
     ) -> Observation:
         """Return the observation before the first token (RL4LMs' constructor)."""
         layout = TextLayout(
-            tokenizer, max_input_length, max_context_length, context_start_token, prompt_truncation_side
+            tokenizer=tokenizer,
+            max_prompt_length=max_input_length,
+            max_context_length=max_context_length,
+            context_start_token=context_start_token,
+            prompt_truncation_side=prompt_truncation_side,
         )
+
+        # RL4LMs passes the meta data next to the sample. Here an observation reads it from its sample.
         if meta_info is not None:
             sample = replace(sample, meta_data=meta_info)
-        return cls(sample, layout.encode(sample), np.empty(0, dtype=np.int64), 0, layout)
+
+        no_actions = np.empty(0, dtype=np.int64)
+        return cls(sample, layout.encode(sample), _action_ids=no_actions, n_actions=0, layout=layout)
 
     def update(self, action: int, tokenizer: PreTrainedTokenizerBase | None = None) -> Observation:
         """Return the observation after one more token; `tokenizer` is part of RL4LMs' signature and is ignored."""
-        taken = np.append(self.action_ids, np.int64(action))
-        return replace(self, _action_ids=taken, n_actions=len(taken))
+        action_ids = np.append(self.action_ids, np.int64(action))
+        return replace(self, _action_ids=action_ids, n_actions=len(action_ids))
 
     def after(self, n_actions: int) -> Observation:
         """Return the observation of this episode after its first `n_actions` tokens; the action array is shared."""
-        return self if n_actions == self.n_actions else replace(self, n_actions=n_actions)  # keeps the decoded text
+        if n_actions == self.n_actions:
+            return self  # with the text that it may have decoded already
+        return replace(self, n_actions=n_actions)
 
     @property
     def action_ids(self) -> np.ndarray:
@@ -204,19 +222,22 @@ class Observation:
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
         """Six arrays of the Gymnasium observation, int64: ids and masks of the three sequences."""
+        # The context has its last T tokens; an encoder-decoder model's starts with its start token.
         layout = self.layout
-        start = [] if layout.context_start_token is None else [layout.context_start_token]
-        context = np.concatenate([np.asarray(start, dtype=np.int64), self.action_ids])[-layout.max_context_length :]
-        parts = {
+        context = self.action_ids
+        if layout.context_start_token is not None:
+            context = np.concatenate([np.asarray([layout.context_start_token], dtype=np.int64), context])
+        context = context[-layout.max_context_length :]
+
+        # "input" joins the ids, not the padded arrays: its padding is on the left only.
+        joined = np.concatenate([self.prompt_ids, context])
+        sequences = {
             "prompt_or_input": (self.prompt_ids, layout.max_prompt_length),
             "context": (context, layout.max_context_length),
-            "input": (
-                np.concatenate([self.prompt_ids, context]),
-                layout.max_prompt_length + layout.max_context_length,
-            ),
+            "input": (joined, layout.max_prompt_length + layout.max_context_length),
         }
         arrays = {}
-        for key, (ids, length) in parts.items():
+        for key, (ids, length) in sequences.items():
             arrays[f"{key}_encoded_pt"] = _left_padded(ids, length, layout.pad_token_id)
             arrays[f"{key}_attention_mask_pt"] = _left_padded(np.ones_like(ids), length, 0)
         return arrays

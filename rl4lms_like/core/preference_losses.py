@@ -45,6 +45,7 @@ def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: flo
         >>> round(float(dpo_loss(torch.tensor(0.0), torch.tensor(0.0), beta=0.1)), 4)  # ln 2
         0.6931
     """
+    # -(1 - ε) log sigmoid(beta (l_c - l_r)) - ε log sigmoid(beta (l_r - l_c))
     difference = beta * (chosen - rejected)
     return -(1 - label_smoothing) * logsigmoid(difference) - label_smoothing * logsigmoid(-difference)
 
@@ -58,8 +59,11 @@ def robust_dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothi
         >>> bool(torch.isclose(0.9 * right + 0.1 * swapped, dpo_loss(l_c, l_r, 1.0)))
         True
     """
+    # L = ((1 - ε) L_right - ε L_swapped) / (1 - 2ε). With labels swapped at rate ε, the mean of L is that of L_right
+    # without noise: its terms in L_swapped cancel.
     difference = beta * (chosen - rejected)
-    right, swapped = logsigmoid(difference), logsigmoid(-difference)
+    right = logsigmoid(difference)
+    swapped = logsigmoid(-difference)
     return -((1 - label_smoothing) * right - label_smoothing * swapped) / (1 - 2 * label_smoothing)
 
 
@@ -97,6 +101,7 @@ def kto_reference_point(mismatched: Tensor) -> Tensor:
         >>> kto_reference_point(torch.tensor([0.5, -0.1])).item(), kto_reference_point(torch.tensor([-1.0])).item()
         (0.20000000298023224, 0.0)
     """
+    # The limit holds for the mean, not for each response: a mean of clipped log-ratios would be too large.
     return mismatched.detach().mean().clamp_min(0.0)
 
 
@@ -115,6 +120,7 @@ def kto_loss(log_ratio: Tensor, is_desirable: Tensor, reference_point: Tensor | 
         >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), 1.0, beta=0.1).tolist()
         [0.5, 0.5]
     """
+    # sigmoid(-gain) is that of beta (z0 - l).
     gain = beta * (log_ratio - reference_point)
     return 1 - torch.where(is_desirable, gain, -gain).sigmoid()
 
@@ -127,6 +133,7 @@ def log_odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
         >>> round(float(log_odds_ratio(log_p[0], log_p[1])), 3)  # log(4 / 1)
         1.386
     """
+    # log p - log(1 - p) of both, from m = log p: log(1 - p) = log1p(-exp(m)).
     return (chosen - rejected) - (torch.log1p(-chosen.exp()) - torch.log1p(-rejected.exp()))
 
 

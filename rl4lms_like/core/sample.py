@@ -39,8 +39,16 @@ class Sample:
         meta_data: dict[str, Any] | None = None,
     ) -> Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`."""
-        text = "\n\n".join(message["content"] for message in messages)
-        return cls(id, text, list(references), meta_data, list(messages))
+        # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them.
+        prompt = "\n\n".join(message["content"] for message in messages)
+
+        return cls(
+            id=id,
+            prompt_or_input_text=prompt,
+            references=list(references),
+            meta_data=meta_data,
+            messages=list(messages),
+        )
 
 
 @dataclass(frozen=True)

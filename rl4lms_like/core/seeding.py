@@ -21,6 +21,8 @@ def derived_seed(seed: int, purpose: str, *counters: int) -> int:
         >>> derived_seed(1, "rollout", 0) == derived_seed(1, "rollout", 1)
         False
     """
+    # CRC-32, because Python's `hash` of a string differs between processes. SeedSequence mixes the numbers, so that
+    # seeds 0 and 1, or counters 0 and 1, give unrelated random numbers; it takes no negative ones.
     entropy = [seed & 0xFFFFFFFF, zlib.crc32(purpose.encode()), *counters]
     return int(np.random.SeedSequence(entropy).generate_state(1)[0])
 
@@ -50,4 +52,5 @@ class SeedStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
-        self.seed, self.drawn = state["seed"], state["drawn"]
+        self.seed = state["seed"]
+        self.drawn = state["drawn"]

@@ -27,8 +27,10 @@ _MARGIN = 8
 
 def stop_strings_of(generation_kwargs: Mapping[str, Any] | None) -> tuple[str, ...]:
     """Return the stop strings of generation arguments: a text, a list of texts or none."""
-    given = (generation_kwargs or {}).get(KEY) or ()
-    return (given,) if isinstance(given, str) else tuple(given)
+    strings = (generation_kwargs or {}).get(KEY) or ()
+    if isinstance(strings, str):
+        return (strings,)
+    return tuple(strings)
 
 
 def contains_any(text: str, strings: Sequence[str]) -> bool:
@@ -54,13 +56,20 @@ class StopStrings:
 
     def found_at_end(self, ids: list[int]) -> bool:
         """Return the same for a response that contained none before its last token; usually few tokens are decoded."""
+        # A stop string that is complete now ends in the last token, so the last tokens contain it. Special tokens have
+        # no text: they are left out, as far as a longer window can make up for them.
         window = [id for id in ids[-4 * self._n_decoded :] if id not in self._special][-self._n_decoded :]
+
+        # The window alone may show a string that the whole response does not have: a tokenizer may decode its first
+        # tokens differently at the beginning of a text.
         return self.found(window) and self.found(ids)
 
     def n_tokens(self, ids: list[int]) -> int | None:
         """Return the number of tokens up to the one that completes the first stop string; None without any."""
         if not self.found(ids):
             return None
+
+        # A text that contains a string still does with more tokens, so the first n can be found by bisection.
         return bisect_left(range(len(ids)), True, key=lambda n: self.found(ids[:n]))
 
     @cached_property

@@ -33,26 +33,36 @@ def top_p_mask(logits: Tensor, p: float, min_tokens_to_keep: int = 1) -> Tensor:
         >>> top_p_mask(torch.tensor([0.5, 0.3, 0.2]).log(), p=0.6).tolist()
         [True, True, False]
     """
-    if p >= 1.0:  # a cumulative sum may exceed 1 by rounding
+    # A cumulative sum may reach 1 by rounding before the last token.
+    if p >= 1.0:
         return torch.ones_like(logits, dtype=torch.bool)
-    exact = logits if logits.dtype == torch.float64 else logits.float()
-    probs = exact.softmax(dim=-1)
+
+    # At least float32: in bfloat16 a sum of many small probabilities would stop growing.
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    probs = logits.softmax(dim=-1)
+
+    # Usually the set is small. The most probable tokens are enough if those of every row have more than p together.
     n_best = max(N_BEST, min_tokens_to_keep)
     if n_best < probs.shape[-1]:
         best = probs.topk(n_best, dim=-1)
         if bool((best.values.sum(dim=-1) > p).all()):
             return _crossing(best.values, best.indices, p, min_tokens_to_keep, like=probs)
+
     values, indices = probs.sort(dim=-1, descending=True, stable=True)
     return _crossing(values, indices, p, min_tokens_to_keep, like=probs)
 
 
 def _crossing(probs: Tensor, token_ids: Tensor, p: float, min_tokens_to_keep: int, *, like: Tensor) -> Tensor:
     """Return a mask shaped like `like` of the tokens, given in descending order, up to the one that crosses `p`."""
+    # Compared is the probability of all tokens before each one, so that the one that crosses p is in the set.
     mass_before = probs.cumsum(dim=-1).roll(1, dims=-1)
     mass_before[..., 0] = 0.0
-    kept = mass_before <= p
-    kept[..., :min_tokens_to_keep] = True
-    return torch.zeros_like(like, dtype=torch.bool).scatter_(-1, token_ids, kept)
+    is_allowed = mass_before <= p
+    is_allowed[..., :min_tokens_to_keep] = True
+
+    # From the order of probabilities back to that of token ids; a token that is not in the list is not allowed.
+    return torch.zeros_like(like, dtype=torch.bool).scatter_(-1, token_ids, is_allowed)
 
 
 def top_k_mask(logits: Tensor, k: int) -> Tensor:
@@ -89,9 +99,11 @@ def pack(allowed: Tensor) -> Tensor:
         >>> pack(torch.tensor([True, False, True])).tolist()  # bits 0 and 2
         [5]
     """
-    missing = -allowed.shape[-1] % 8
-    bits = torch.nn.functional.pad(allowed.to(torch.uint8), (0, missing)).unflatten(-1, (-1, 8))
-    return (bits << _places(allowed.device)).sum(dim=-1, dtype=torch.uint8)
+    n_missing = -allowed.shape[-1] % 8
+    bits = torch.nn.functional.pad(allowed.to(torch.uint8), (0, n_missing)).unflatten(-1, (-1, 8))  # [..., n_bytes, 8]
+
+    # byte = Σ bit_i 2^i; the bits do not overlap, so the sum is an `or`.
+    return (bits << _bit_numbers(allowed.device)).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, vocab_size: int) -> Tensor:
@@ -101,7 +113,7 @@ def unpack(packed: Tensor, vocab_size: int) -> Tensor:
         >>> unpack(torch.tensor([5], dtype=torch.uint8), vocab_size=3).tolist()
         [True, False, True]
     """
-    bits = (packed[..., None] >> _places(packed.device)) & 1
+    bits = (packed[..., None] >> _bit_numbers(packed.device)) & 1  # [..., n_bytes, 8]
     return bits.flatten(-2)[..., :vocab_size].bool()
 
 
@@ -112,7 +124,7 @@ def contains(packed: Tensor, token_ids: Tensor) -> Tensor:
         >>> contains(pack(torch.tensor([[True, False, True], [True, False, True]])), torch.tensor([1, 2])).tolist()
         [False, True]
     """
-    byte = packed.gather(1, (token_ids // 8)[:, None]).squeeze(1)
+    byte = packed.gather(1, (token_ids // 8)[:, None]).squeeze(1)  # [n]
     return ((byte >> (token_ids % 8).to(torch.uint8)) & 1).bool()
 
 
@@ -129,5 +141,5 @@ def n_allowed(packed: Tensor) -> Tensor:
     return ((fours + (fours >> 4)) & 0x0F).sum(dim=-1, dtype=torch.int64)
 
 
-def _places(device: torch.device) -> Tensor:
+def _bit_numbers(device: torch.device) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=device)

@@ -46,10 +46,13 @@ class Head:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits `[..., vocab]` in float32."""
-        product = F.linear(hidden.float(), self.weight.float())
+        # z = scale h Wᵀ + b, in place: one matrix `[..., vocab]` only
+        logits = F.linear(hidden.float(), self.weight.float())
         if self.scale != 1.0:
-            product.mul_(self.scale)
-        return product if self.bias is None else product.add_(self.bias.float())
+            logits.mul_(self.scale)
+        if self.bias is not None:
+            logits.add_(self.bias.float())
+        return logits
 
 
 class Distributions(NamedTuple):
@@ -63,10 +66,12 @@ class Distributions(NamedTuple):
     states: Tensor
     head: Head | None
 
-    def log_probs(self, part: slice) -> Tensor:
+    def log_probs(self, rows: slice) -> Tensor:
         """Compute the log-probs `[n, vocab]` of some actions over the vocabulary."""
-        states = self.states[part]
-        return (states if self.head is None else self.head.logits(states)).log_softmax(dim=-1)
+        logits = self.states[rows]
+        if self.head is not None:
+            logits = self.head.logits(logits)
+        return logits.log_softmax(dim=-1)
 
     @property
     def vocab_size(self) -> int:
@@ -94,8 +99,8 @@ def scores_of_logits(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         >>> round(float(log_prob), 3), round(float(entropy), 3)
         (-0.693, 0.693)
     """
-    log_probs = logits.float().log_softmax(dim=-1)
-    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+    log_probs = logits.float().log_softmax(dim=-1)  # log p, [n_tokens, vocab]
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)  # H = -Σ p log p, [n_tokens]
     return log_probs.gather(1, actions[:, None]).squeeze(1), entropy
 
 
@@ -113,6 +118,7 @@ def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) ->
         >>> [round(float(score), 3) for score in scores]  # log(1/2), its entropy, log(1/3)
         [-0.693, 0.693, -1.099]
     """
+    # The KL to the reference is over the whole vocabulary, so the log-prob without the mask is returned as well.
     logits = logits.float()
     raw_log_prob = logits.detach().log_softmax(dim=-1).gather(1, actions[:, None]).squeeze(1)
     return MaskedScores(*scores_of_logits(masked_logits(logits, allowed), actions), raw_log_prob)
@@ -142,7 +148,7 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
         in float32 also under autocast, because the logits of many models have a large common offset. Rounding it to
         bfloat16 would cause errors of tenths of a nat.
     """
-    log_prob, entropy, _ = _scored(hidden, head, actions, None, logits_budget)
+    log_prob, entropy, _ = _scored(hidden, head, actions, allowed=None, logits_budget=logits_budget)
     return log_prob, entropy
 
 
@@ -158,7 +164,7 @@ def masked_token_scores(
         allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
         logits_budget: maximum number of logits in memory (a count, not bytes).
     """
-    return MaskedScores(*_scored(hidden, head, actions, allowed, logits_budget))
+    return MaskedScores(*_scored(hidden, head, actions, allowed=allowed, logits_budget=logits_budget))
 
 
 def vocabulary_kl(
@@ -178,45 +184,57 @@ def vocabulary_kl(
         `[n_tokens]`.
 
     Example:
-        >>> p, q = (Distributions(torch.tensor([each]).log(), None) for each in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+        >>> p = Distributions(torch.tensor([[0.5, 0.3, 0.2]]).log(), None)
+        >>> q = Distributions(torch.tensor([[0.2, 0.3, 0.5]]).log(), None)
         >>> [round(float(vocabulary_kl(p, q, top_k=k, logits_budget=100)), 4) for k in (None, 2, 1)]
         [0.2749, 0.2749, 0.2231]
     """
-    n_tokens = len(policy.states)
-    parts = _parts(n_tokens, max(logits_budget // (_KL_TENSORS * policy.vocab_size), 1))
+    chunks = _chunks(len(policy.states), max(logits_budget // (_KL_TENSORS * policy.vocab_size), 1))
     with torch.autocast(policy.states.device.type, enabled=False):
-        if len(parts) == 1:
-            return _kl_of_part(policy, reference, parts[0], top_k)
-        kls = [checkpoint(_kl_of_part, policy, reference, part, top_k, use_reentrant=False) for part in parts]
+        if len(chunks) == 1:
+            return _chunk_kl(policy, reference, chunks[0], top_k)
+
+        # The graph of a chunk is dropped after its forward pass, and built again in its backward pass.
+        kls = []
+        for rows in chunks:
+            kls.append(checkpoint(_chunk_kl, policy, reference, rows, top_k, use_reentrant=False))
     return torch.cat(kls)
 
 
 _KL_TENSORS = 4
-"""Tensors of the size of the logits that `_kl_of_part` has in memory at the same time."""
+"""Tensors of the size of the logits that `_chunk_kl` has in memory at the same time."""
 
 
-def _kl_of_part(policy: Distributions, reference: Distributions, part: slice, top_k: int | None) -> Tensor:
-    log_p = policy.log_probs(part)
+def _chunk_kl(policy: Distributions, reference: Distributions, rows: slice, top_k: int | None) -> Tensor:
+    """Return the KL of the actions in one chunk `[n]`."""
+    log_p = policy.log_probs(rows)  # [n, vocab]
     with torch.no_grad():
-        log_q = reference.log_probs(part)[:, : log_p.shape[1]].to(log_p.device)
+        # Further tokens of the reference have p = 0, and contribute nothing to the sum.
+        log_q = reference.log_probs(rows)[:, : log_p.shape[1]].to(log_p.device)
+
+    # The k tokens are the policy's most probable ones; the choice itself has no gradient.
     if top_k is not None and top_k < log_p.shape[1]:
-        top = log_p.detach().topk(top_k).indices
-        log_p, log_q = _with_rest(log_p, top), _with_rest(log_q, top)
+        top = log_p.detach().topk(top_k).indices  # [n, k]
+        log_p = _with_remainder(log_p, top)
+        log_q = _with_remainder(log_q, top)
+
+    # KL(p ‖ q) = Σ p (log p - log q)
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
-def _with_rest(log_probs: Tensor, top: Tensor) -> Tensor:
+def _with_remainder(log_probs: Tensor, top: Tensor) -> Tensor:
     """Return the log-probs of the tokens `top` `[n, k]`, and that of all others together `[n, k + 1]`."""
-    rest = log_probs.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
-    return torch.cat([log_probs.gather(1, top), rest], dim=1)
+    remainder = log_probs.scatter(1, top, -torch.inf).logsumexp(dim=1, keepdim=True)
+    return torch.cat([log_probs.gather(1, top), remainder], dim=1)
 
 
 def _scored(
-    hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor | None, logits_budget: int
+    hidden: Tensor, head: Head, actions: Tensor, *, allowed: Tensor | None, logits_budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    chunk = max(logits_budget // head.weight.shape[0], 1)
+    """Return log-prob, entropy and raw log-prob `[n_tokens]`, in chunks of as many tokens as the budget allows."""
+    chunk_size = max(logits_budget // head.weight.shape[0], 1)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk, allowed)
+        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk_size, allowed)
 
 
 class _TokenScores(torch.autograd.Function):
@@ -230,85 +248,112 @@ class _TokenScores(torch.autograd.Function):
         bias: Tensor | None,
         scale: float,
         actions: Tensor,
-        chunk: int,
+        chunk_size: int,
         allowed: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         head = Head(weight, bias, scale)
         n_tokens = len(actions)
-        log_prob, entropy = (hidden.new_empty(n_tokens, dtype=torch.float32) for _ in range(2))
+        log_prob = hidden.new_empty(n_tokens, dtype=torch.float32)
+        entropy = hidden.new_empty(n_tokens, dtype=torch.float32)
         raw_log_prob = hidden.new_empty(0 if allowed is None else n_tokens, dtype=torch.float32)
-        keep = n_tokens <= chunk and any(ctx.needs_input_grad[:3])
+
+        # p `[n_tokens, vocab]` is stored for the backward pass only if all tokens fit into one chunk, that is, into the
+        # budget. Not by `save_for_backward`: the backward pass overwrites it.
+        stores_probs = n_tokens <= chunk_size and any(ctx.needs_input_grad[:3])
         ctx.probs = None
-        for part in _parts(n_tokens, chunk):
-            logits = head.logits(hidden[part])
+        for rows in _chunks(n_tokens, chunk_size):
+            logits = head.logits(hidden[rows])
             if allowed is not None:
-                raw_log_prob[part] = _log_prob(logits, actions[part])
-            probs, log_prob[part], entropy[part] = _softmax(logits, actions[part], _part_of(allowed, part))
-            if keep:
+                raw_log_prob[rows] = _log_prob(logits, actions[rows])  # before `_softmax` overwrites the logits
+            probs, log_prob[rows], entropy[rows] = _softmax(logits, actions[rows], _rows_of(allowed, rows))
+            if stores_probs:
                 ctx.probs = probs
+
         ctx.save_for_backward(hidden, weight, bias, actions, entropy, allowed)
-        ctx.scale, ctx.chunk, ctx.kept = scale, chunk, keep
+        ctx.scale = scale
+        ctx.chunk_size = chunk_size
+        ctx.stores_probs = stores_probs
+
+        # An output that the loss does not use has the gradient None, not zeros: without an entropy bonus, the costly
+        # part of the formula is then left out.
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(raw_log_prob)
         return log_prob, entropy, raw_log_prob
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        grad_log_prob, grad_entropy, _ = gradients
+        grad_log_prob, grad_entropy, _ = gradients  # g and h of the module docstring, [n_tokens]
         hidden, weight, bias, actions, entropy, allowed = ctx.saved_tensors
-        if ctx.kept and ctx.probs is None:
+        if ctx.stores_probs and ctx.probs is None:
             raise RuntimeError("token_scores: the graph was freed by its first backward pass")
+
         head = Head(weight, bias, ctx.scale)
-        whole = len(actions) <= ctx.chunk
+
+        # dL/dh [n_tokens, d]; dL/dW [vocab, d] and dL/db [vocab] are sums over the chunks. With one chunk, dL/dW is its
+        # product itself: a matrix of zeros to add it to would take as much memory as the head.
+        _, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        is_single_chunk = len(actions) <= ctx.chunk_size
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not whole else None
-        grad_bias = torch.zeros_like(bias) if ctx.needs_input_grad[2] else None
-        for part in _parts(len(actions), ctx.chunk):
+        grad_weight = torch.zeros_like(weight) if needs_weight and not is_single_chunk else None
+        grad_bias = torch.zeros_like(bias) if needs_bias else None
+
+        for rows in _chunks(len(actions), ctx.chunk_size):
+            # p, stored by the forward pass or recomputed with the same operations.
             probs = ctx.probs
             if probs is None:
-                probs, _, _ = _softmax(head.logits(hidden[part]), actions[part], _part_of(allowed, part))
+                probs, _, _ = _softmax(head.logits(hidden[rows]), actions[rows], _rows_of(allowed, rows))
             ctx.probs = None  # `_logit_gradient` overwrites them
+
+            # dL/dz, then with z = scale h Wᵀ + b: dL/db = Σ dL/dz, dL/dh = scale dL/dz W, dL/dW = scale (dL/dz)ᵀ h
             grad = _logit_gradient(
-                probs,
-                actions[part],
-                None if grad_log_prob is None else grad_log_prob[part],
-                None if grad_entropy is None else grad_entropy[part],
-                entropy[part],
+                probs=probs,
+                actions=actions[rows],
+                grad_log_prob=_rows_of(grad_log_prob, rows),
+                grad_entropy=_rows_of(grad_entropy, rows),
+                entropy=entropy[rows],
             )
             if grad_bias is not None:
                 grad_bias += grad.sum(dim=0)
-            grad = grad.mul_(ctx.scale) if ctx.scale != 1.0 else grad
-            torch.mm(grad, weight, out=grad_hidden[part])
-            if ctx.needs_input_grad[1]:
-                product = grad.T @ hidden[part]
+            if ctx.scale != 1.0:
+                grad.mul_(ctx.scale)
+            torch.mm(grad, weight, out=grad_hidden[rows])
+
+            if needs_weight:
+                product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None
 
 
-def _parts(n_tokens: int, chunk: int) -> list[slice]:
-    return [slice(start, min(start + chunk, n_tokens)) for start in range(0, n_tokens, chunk)]
+def _chunks(n_tokens: int, chunk_size: int) -> list[slice]:
+    return [slice(start, min(start + chunk_size, n_tokens)) for start in range(0, n_tokens, chunk_size)]
 
 
-def _part_of(allowed: Tensor | None, part: slice) -> Tensor | None:
-    return None if allowed is None else allowed[part]
+def _rows_of(field: Tensor | None, rows: slice) -> Tensor | None:
+    return None if field is None else field[rows]
 
 
 def _log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     """Compute log-prob `[n]` with the operations of `_softmax`, so that both agree bit by bit if all is allowed."""
     shifted = logits - logits.amax(dim=1, keepdim=True)
-    chosen = shifted.gather(1, actions[:, None]).squeeze(1)
-    return chosen - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
+    chosen_logit = shifted.gather(1, actions[:, None]).squeeze(1)
+
+    # In place: a second matrix of this size would be in memory next to the one that `_softmax` needs.
+    return chosen_logit - shifted.exp_().sum(dim=1, keepdim=True).squeeze(1).log()
 
 
 def _softmax(logits: Tensor, actions: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Compute probabilities `[n, vocab]`, log-prob and entropy `[n]`, one exponential per logit; overwrite logits."""
     if allowed is not None:
         logits.masked_fill_(~unpack(allowed, logits.shape[1]), NEVER)
+
+    # p = exp(z - max z) / Z. The largest exponential is 1, so that none overflows and Z is at least 1.
     logits -= logits.amax(dim=1, keepdim=True)
     probs = logits.exp()
-    norm = probs.sum(dim=1, keepdim=True)
+    norm = probs.sum(dim=1, keepdim=True)  # Z, [n, 1]
     log_norm = norm.squeeze(1).log()
     probs /= norm
+
+    # log p_y = z_y - log Z, and H = -Σ p (z - log Z) = log Z - Σ p z: without a matrix of log-probs.
     mean_logit = torch.bmm(probs[:, None, :], logits[:, :, None]).view(-1)
     log_prob = logits.gather(1, actions[:, None]).squeeze(1) - log_norm
     return probs, log_prob, log_norm - mean_logit
@@ -318,12 +363,17 @@ def _logit_gradient(
     probs: Tensor, actions: Tensor, grad_log_prob: Tensor | None, grad_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
     """Compute the gradient formula of the module docstring, in place in `probs`."""
+    # (1[y] - p) g - p (log p + H) h, here as 1[y] g - p (g + (log p + H) h)
     g = torch.zeros_like(entropy) if grad_log_prob is None else grad_log_prob
+
     if grad_entropy is None or not bool(grad_entropy.any()):
         grad = probs.mul_(-g[:, None])
     else:
+        # log of the smallest normal number in place of log 0, which p = 0 then cancels: 0 times -inf would be NaN.
         log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log_()
         factor = log_probs.add_(entropy[:, None]).mul_(grad_entropy[:, None]).add_(g[:, None])
         grad = probs.mul_(factor).neg_()
+
+    # 1[y] g is 0 but for the action of each row
     grad[torch.arange(len(actions), device=actions.device), actions] += g
     return grad

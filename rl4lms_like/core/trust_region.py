@@ -39,17 +39,25 @@ def conjugate_gradient(
         >>> conjugate_gradient(lambda v: 2 * v, torch.tensor([2.0, 4.0]), max_steps=10).x.tolist()
         [1.0, 2.0]
     """
-    x, residual = torch.zeros_like(b), b.clone()
-    direction, length = b, b.dot(b)
+    # x_0 = 0, so r_0 = b and the first direction p_0 is b.
+    x = torch.zeros_like(b)
+    residual = b.clone()  # r = b - A x, kept up to date instead of computed again: one product per step
+    direction = b  # p
+    squared_norm = b.dot(b)  # rᵀr
     for _ in range(max_steps):
-        if length < tolerance:
+        if squared_norm < tolerance:
             break
+
+        # alpha = rᵀr / pᵀAp;  x += alpha p;  r -= alpha A p
         image = product(direction)
-        alpha = length / direction.dot(image)
+        alpha = squared_norm / direction.dot(image)
         x += alpha * direction
         residual -= alpha * image
-        before, length = length, residual.dot(residual)
-        direction = residual + (length / before) * direction
+
+        # p = r + (rᵀr / that of the step before) p, conjugate to all directions so far: pᵀA p' = 0
+        squared_norm_before = squared_norm
+        squared_norm = residual.dot(residual)
+        direction = residual + (squared_norm / squared_norm_before) * direction
     return Solution(x, residual)
 
 
@@ -61,9 +69,12 @@ def largest_step(solution: Solution, b: Tensor, target_kl: float) -> Tensor:
         >>> largest_step(solution, torch.tensor([2.0]), target_kl=4.0).tolist()
         [2.0]
     """
+    # s = x sqrt(2 delta / xᵀAx). A x is b - residual, also if the solution is not exact: no product is needed.
     x, residual = solution
-    curvature = x.dot(b - residual)
-    return x * torch.sqrt(2 * target_kl / curvature) if curvature != 0 else torch.zeros_like(x)
+    curvature = x.dot(b - residual)  # xᵀAx
+    if curvature == 0:
+        return torch.zeros_like(x)
+    return x * torch.sqrt(2 * target_kl / curvature)
 
 
 def backtracking(shrinking_factor: float, max_tries: int) -> Iterator[float]:
@@ -90,6 +101,7 @@ def curved(probs: Tensor, tangent: Tensor) -> Tensor:
         >>> curved(torch.tensor([0.5, 0.5]), torch.tensor([4.0, 0.0])).tolist()
         [1.0, -1.0]
     """
+    # p ∘ v - p (pᵀv): the matrix `[vocab, vocab]` of each row is never there
     weighted = probs * tangent
     return weighted.addcmul_(probs, weighted.sum(dim=-1, keepdim=True), value=-1)
 
@@ -104,6 +116,10 @@ def categorical_kl(logits: Tensor, new_logits: Tensor) -> Tensor:
         >>> round(float(categorical_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]]))), 3)
         0.12
     """
-    probs, difference = logits.softmax(dim=-1)[:, None], logits - new_logits
-    mean = torch.bmm(probs, difference[..., None])
+    probs = logits.softmax(dim=-1)[:, None]  # p, [n, 1, vocab]
+    difference = logits - new_logits  # d, [n, vocab]
+
+    # KL = Σ p (log p - log q) = E[d] - log Z_p + log Z_q, and Z_q / Z_p = E[exp(-d)]. The mean comes first: the second
+    # term is computed in place of d.
+    mean = torch.bmm(probs, difference[..., None])  # E[d], [n, 1, 1]
     return (mean + torch.bmm(probs, difference.neg_().exp_()[..., None]).log()).view(-1)
