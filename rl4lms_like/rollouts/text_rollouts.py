@@ -131,7 +131,7 @@ class TextRollouts:
         if self.seed is None:
             self.sampling_seed = int(np.random.SeedSequence().generate_state(1)[0])
         self.rollout_buffer.seed(derived_seed(self.sampling_seed, "minibatches"))
-        self.policy.updates_engine = self.ranks.is_main
+        self.policy.engine.share(self.ranks)
         if self.ep_info_buffer is None:  # `learn` would make them
             self.ep_info_buffer: deque | None = deque(maxlen=self._stats_window_size)
             self.ep_success_buffer: deque | None = deque(maxlen=self._stats_window_size)
