@@ -337,13 +337,13 @@ class LMActorCriticPolicy(BasePolicy):
         """Set training mode; Stable-Baselines3 calls this before updates. Dropout stays off unless configured.
 
         Gradient checkpointing works only in training mode, so it enables training mode too; all dropout rates are then
-        0 unless `dropout` is on.
+        0 unless `dropout` is on. In training mode the engine rests.
         """
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
             self.ref_model.eval()
 
-        # The only call that every algorithm of Stable-Baselines3 makes before an update.
+        # Here, since this is the only call that every algorithm of Stable-Baselines3 makes before an update.
         if mode:
             self.engine.rest()
 
@@ -388,15 +388,15 @@ class LMActorCriticPolicy(BasePolicy):
         if not self.is_sharded:
             self.engine.update(self)
 
-        # The generator was built with the policy's arguments, an external engine without them.
-        engine: GenerationEngine = self.generator
+        # The policy's own generator was built with its arguments, an external engine without them.
+        generator: GenerationEngine = self.generator
         if self.engine.external is not None:
-            engine = self.engine.external
+            generator = self.engine.external
             if generation_kwargs is None:
                 generation_kwargs = self.arguments.generation_kwargs
 
         with self.gathered(to_generate=True):
-            episodes = engine.generate(
+            episodes = generator.generate(
                 prompt_ids,
                 prompt_mask,
                 eos_token_ids=eos_token_ids,
@@ -467,6 +467,7 @@ class LMActorCriticPolicy(BasePolicy):
             `[n_tokens]`, with gradients for the policy.
         """
         assert self.ref_reader is not None
+
         # The hidden states of `scores` have their graph, so that the policy's pass is not made again.
         with self._autocast():
             policy = self.reader.distributions(observations, scores.states)
