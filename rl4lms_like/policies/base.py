@@ -214,7 +214,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _build_heads(self) -> None:
         """Choose how logits are computed from hidden states, and add the critic's head to a network that works."""
-        # `gathered`: the probe reads the output layer's weight outside of a forward pass, where it would not be whole.
+        # `gathered`: the probe reads the weight of the output layer outside of a forward pass, where it must be whole.
         probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:

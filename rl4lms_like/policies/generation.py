@@ -119,7 +119,7 @@ def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[s
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
 
-        # transformers judges all other values itself; stop strings never reach it (see `core.stop_strings`).
+        # transformers checks all other values, but stop strings are not passed to it (see `core.stop_strings`).
         elif key == STOP_STRINGS and not _are_stop_strings(value):
             messages[key] = f"expected a text or a list of texts, none of them empty, got {value!r}"
         elif key != "post_processing_fn":
@@ -139,16 +139,16 @@ def _are_stop_strings(value: Any) -> bool:
 def _refusal(key: str, value: Any) -> str | None:
     """Return transformers' error about one argument, or None; its warnings about combinations are silenced."""
     # One argument alone gives warnings that the whole set would not, such as a temperature without `do_sample`.
-    adviser = logging.getLogger("transformers.generation.configuration_utils")
-    level = adviser.level
-    adviser.setLevel(logging.CRITICAL)
+    warnings_logger = logging.getLogger("transformers.generation.configuration_utils")
+    level = warnings_logger.level
+    warnings_logger.setLevel(logging.CRITICAL)
 
     try:
         GenerationConfig(**{key: value})
     except (ValueError, TypeError, AttributeError) as error:
         return str(error).partition("\n")[0]
     finally:
-        adviser.setLevel(level)
+        warnings_logger.setLevel(level)
     return None
 
 
@@ -159,7 +159,7 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
         yield
         return
 
-    # Only the generators that are used here are saved: by default `fork_rng` saves those of all GPUs.
+    # The CPU's generator is always saved; without `devices` those of all GPUs would be, too.
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         if device.type == "cpu":  # `torch.manual_seed` also formats a stack trace for each kind of absent accelerator
@@ -301,7 +301,8 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
         `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
         model's cache is of another kind.
     """
-    # A sliding window drops tokens, and a recurrent state cannot be cut back by a token.
+    # A sliding window drops tokens, and a recurrent state cannot be cut back by a token. Prompts of a single token have
+    # nothing to share.
     if ids.shape[1] == 1:
         return None
     if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):

@@ -340,7 +340,7 @@ class MaskablePolicy(LMActorCriticPolicy):
         policy = merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
         new_fraction = 1.0 - (self.arguments.mask_ema or 0.0)
 
-        # A frozen weight that both models share is skipped.
+        # A frozen weight that both models share is one tensor, with nothing to average.
         for mine, theirs in zip(self.mask_model.parameters(), policy.parameters(), strict=True):
             if mine is theirs:
                 continue

@@ -502,7 +502,7 @@ def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) ->
     if hasattr(layer, "base_layer"):
         return None
 
-    # A head of another form, for instance one that is a network itself.
+    # A head of another form, such as a network of several layers.
     if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
         return None
     if layer.weight.shape != (logits.shape[-1], hidden.shape[-1]):
