@@ -118,8 +118,8 @@ def error_with(model: Path, engine: dict[str, Any], *, skips: bool) -> str:
     try:
         generate()
         if skips:
-            post = policy.engine._post  # type: ignore[attr-defined]
-            policy.engine._post = lambda path, body=None: path == "/collective_rpc" or post(path, body)  # type: ignore[attr-defined]
+            post = policy.engine.external._post  # type: ignore[attr-defined]
+            policy.engine.external._post = lambda path, body=None: path == "/collective_rpc" or post(path, body)  # type: ignore[attr-defined]
             with torch.no_grad():
                 for weight in policy.model.parameters():
                     weight += 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))

@@ -4,6 +4,8 @@
     policy.score ─ engine.gaps ─> difference of the engine's log-probs from those that are trained
     update of the policy ─ engine.rest
 
+`policies.policy_engine` decides when `update` and `rest` are called.
+
 The log-probs that are trained are always the policy's own. Those of an external engine are the `behavior_log_prob` of
 the episodes, which algorithms can use to correct for the difference (`importance_correction`).
 """

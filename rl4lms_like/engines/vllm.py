@@ -14,7 +14,8 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal
+from itertools import chain
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from annotated_types import Len
@@ -34,8 +35,10 @@ from rl4lms_like.engines.weights import fingerprint, save_weights, weights_folde
 
 logger = logging.getLogger(__name__)
 
-N_PROBES, PROMPT_LENGTH, RESPONSE_LENGTH = 4, 4, 8
-"""Texts on which the log-probs are compared after a synchronisation."""
+N_PROBES = 4
+"""Number of texts on which the log-probs are compared after a synchronisation."""
+PROMPT_LENGTH = 4
+RESPONSE_LENGTH = 8
 N_SCORED = 8
 """Number of episodes of a rollout that are compared if they were sampled from another distribution."""
 MOVED = 1e-3
@@ -43,6 +46,7 @@ MOVED = 1e-3
 SAME = 1e-5
 """Difference between log-probs, in nats, up to which they are those of the same distribution."""
 LARGEST_ANSWER = 2**30
+"""Bytes of an answer from which it is not read any further."""
 
 
 class _LogProb(BaseModel):
@@ -62,6 +66,13 @@ class _Choice(BaseModel):
 
 class _Completion(BaseModel):
     choices: Annotated[list[_Choice], Len(1, 1)]
+
+
+class _ProbeScores(NamedTuple):
+    """Log-probs `[n_tokens]` of the probe after a synchronisation."""
+
+    policy: Tensor
+    server: Tensor
 
 
 class VllmEngine(GenerationEngine):
@@ -88,11 +99,16 @@ class VllmEngine(GenerationEngine):
         )
         self._folder = weights_folder(options.weights_dir)
         self._loop = EventLoop("vllm engine")
+
+        # None before the first synchronisation: the fingerprint of the weights that the server has, the texts that are
+        # compared, and their log-probs.
         self._synchronised: Tensor | None = None
         self._probe: EpisodeBatch | None = None
-        self._last_probed: tuple[Tensor, Tensor] | None = None
-        self._samples_other = self._is_asleep = False
-        self._sync_s = 0.0
+        self._last_probed: _ProbeScores | None = None
+
+        self._samples_other = False
+        self._is_asleep = False
+        self._sync_s = 0.0  # seconds of synchronisations since `gaps` was last called
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -115,49 +131,74 @@ class VllmEngine(GenerationEngine):
             EngineError: the server failed.
             ModelError: the engine does not support an argument.
         """
-        given = generation_kwargs or {}
-        unsupported = self.arguments.unsupported(given)
-        unsupported += [] if first_token_temperature is None else ["first_token_temperature"]
+        generation_kwargs = generation_kwargs or {}
+        unsupported = self.arguments.unsupported(generation_kwargs)
+        if first_token_temperature is not None:
+            unsupported.append("first_token_temperature")
         if unsupported:
             raise ModelError(f"the engine vllm does not support {', '.join(unsupported)}")
-        strings = stop_strings_of(given)
-        if strings and tokenizer is None:
-            raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
-        request = {**_sampling(given, eos_token_ids, max_new_tokens), "logprobs": 0 if record_log_prob else None}
+
+        stops = None
+        strings = stop_strings_of(generation_kwargs)
+        if strings:
+            if tokenizer is None:
+                raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
+            stops = StopStrings(strings, tokenizer)
+
+        # One request for each response: responses to several prompts in one request would share a seed. `logprobs: 0`
+        # asks for the log-prob of the sampled token alone.
+        request = _sampling(generation_kwargs, eos_token_ids, max_new_tokens)
+        request["logprobs"] = 0 if record_log_prob else None
         prompts = _rows(prompt_ids, prompt_mask.bool())
-        seeds = [{} if seed is None else {"seed": derived_seed(seed, "response", row)} for row in range(len(prompts))]
-        choices = self._choices([{**request, "prompt": ids} | own for ids, own in zip(prompts, seeds, strict=True)])
+        bodies = []
+        for row, prompt in enumerate(prompts):
+            body = {**request, "prompt": prompt}
+            if seed is not None:
+                body["seed"] = derived_seed(seed, "response", row)
+            bodies.append(body)
+        choices = self._choices(bodies)
+
+        # A server that ignores a parameter would otherwise change the rollout without an error.
         for choice in choices:
             n_log_probs = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
             if len(choice.token_ids) > request["max_tokens"]:
                 raise self._error(f"generated {len(choice.token_ids)} tokens, of at most {request['max_tokens']}")
             if record_log_prob and n_log_probs != len(choice.token_ids):
                 raise self._error(f"answered with {n_log_probs} log-probs of {len(choice.token_ids)} tokens")
-        return self._episodes(prompts, choices, eos_token_ids, StopStrings(strings, tokenizer) if strings else None)
+        return self._episodes(prompts, choices, eos_token_ids, stops)
 
     def _episodes(
         self, prompts: list[list[int]], choices: list[_Choice], eos_token_ids: Sequence[int], stops: StopStrings | None
     ) -> EpisodeBatch:
         """Return the responses, each cut after its first end token or stop string."""
         prompt_ids, prompt_mask = padded(prompts, side="left")
-        response_ids, generated = padded([choice.token_ids for choice in choices])
+        response_ids, generated = padded([choice.token_ids for choice in choices])  # [n, response_len]
+
+        # Whether a response ended is read from its last token: the padding may have the id of an end token.
         mask, _ = response_mask_until_end(response_ids, eos_token_ids)
         mask &= generated
         last = response_ids.gather(1, mask.sum(dim=1, keepdim=True) - 1).squeeze(1)
         terminated = torch.isin(last, torch.tensor(list(eos_token_ids), dtype=last.dtype))
+
+        # A stop string ends a response by the environment's rule, which decodes with the run's tokenizer.
         for row, choice in enumerate(choices):
-            n_tokens = None if stops is None else stops.n_tokens(response_ids[row][mask[row]].tolist())
+            n_tokens = None
+            if stops is not None:
+                n_tokens = stops.n_tokens(response_ids[row][mask[row]].tolist())
             if n_tokens is not None:
-                mask[row, n_tokens:], terminated[row] = False, True
+                mask[row, n_tokens:] = False
+                terminated[row] = True
             if choice.finish_reason == "stop" and not terminated[row]:
                 detail = "ended a response at a token that does not end responses of this run: start the server with"
                 raise self._error(f"{detail} --generation-config vllm, and with the tokenizer of the run")
+
+        # There are log-probs of all generated tokens; those after the cut are dropped.
         recorded = [choice.logprobs.token_logprobs for choice in choices if choice.logprobs is not None]
         log_prob = None
         if recorded:
-            log_prob = torch.zeros(mask.shape)
-            log_prob[generated] = torch.tensor([value for row in recorded for value in row])
-            log_prob = log_prob[mask]
+            matrix = torch.zeros(mask.shape)
+            matrix[generated] = torch.tensor(list(chain.from_iterable(recorded)))
+            log_prob = matrix[mask]  # [n_tokens]
         episodes = EpisodeBatch(prompt_ids, prompt_mask, response_ids, mask, terminated, behavior_log_prob=log_prob)
         return episodes.trimmed()
 
@@ -167,22 +208,29 @@ class VllmEngine(GenerationEngine):
         Raises:
             EngineError: the server failed.
         """
+        # Prompt and response together are the prompt of a request, which has to generate at least one token.
         prompts = _rows(episodes.prompt_ids, episodes.prompt_mask)
-        texts = list(zip(prompts, _rows(episodes.response_ids, episodes.response_mask), strict=True))
-        bodies = [
-            {"prompt": prompt + response, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0.0}
-            for prompt, response in texts
-        ]
-        found: list[float] = []
-        for choice, (prompt, response) in zip(self._choices(bodies), texts, strict=True):
-            given = (choice.prompt_logprobs or [])[len(prompt) :]
-            own = [
-                entry[token].logprob for entry, token in zip(given, response, strict=False) if entry and token in entry
-            ]
-            if len(own) != len(response):
-                raise self._error(f"answered with log-probs of {len(own)} of the {len(response)} tokens of a text")
-            found += own
-        return torch.tensor(found)
+        responses = _rows(episodes.response_ids, episodes.response_mask)
+        bodies = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            ids = prompt + response
+            bodies.append({"prompt": ids, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0.0})
+        choices = self._choices(bodies)
+
+        # One entry per token of the text: token id -> log-prob, of this token and perhaps of more probable ones.
+        log_probs: list[float] = []
+        for choice, prompt, response in zip(choices, prompts, responses, strict=True):
+            entries = (choice.prompt_logprobs or [])[len(prompt) :]
+            of_response = []
+            for entry, token in zip(entries, response, strict=False):
+                if entry and token in entry:
+                    of_response.append(entry[token].logprob)
+            if len(of_response) != len(response):
+                raise self._error(
+                    f"answered with log-probs of {len(of_response)} of the {len(response)} tokens of a text"
+                )
+            log_probs += of_response
+        return torch.tensor(log_probs)
 
     # --- synchronisation --------------------------------------------------------------------------------------------
 
@@ -198,42 +246,57 @@ class VllmEngine(GenerationEngine):
         weights = fingerprint(policy.model)
         if self._synchronised is not None and torch.equal(weights, self._synchronised):
             return
+
         start = time.perf_counter()
         self._samples_other = _samples_other(policy.arguments.generation_kwargs)
         if self._probe is None:
             self._probe = self._first_probe(policy)
+
+        # Before the server gets new weights, while it should still have those of the last time.
         if policy.arguments.is_ahead and self._last_probed is not None:
-            self._check_unchanged(self._last_probed[1])
+            self._check_unchanged(self._last_probed.server)
+
+        # The cache of prefixes has keys and values of the old weights.
         save_weights(policy.whole_model(), self._folder)
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}})
         self._post("/reset_prefix_cache")
+
+        # Last: if the check fails, the next generation tries again.
         self._check_weights(policy)
         self._synchronised = weights
         self._sync_s += time.perf_counter() - start
 
     def _first_probe(self, policy: Any) -> EpisodeBatch:
         """Return a few texts of the server, and log a warning if its weights are not those of the policy."""
+        # Random prompts, and responses of the server at temperature 1; without end tokens all have full length.
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(0, policy.vocab_size, (N_PROBES, PROMPT_LENGTH), generator=generator)
+        prompt_mask = torch.ones_like(prompts)
         kwargs = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH}
-        probe = self.generate(prompts, torch.ones_like(prompts), eos_token_ids=(), generation_kwargs=kwargs, seed=0)
+        probe = self.generate(prompts, prompt_mask, eos_token_ids=(), generation_kwargs=kwargs, seed=0)
         if int(probe.response_ids.max()) >= policy.vocab_size:
             raise self._error(f"serves another model: it has more than the {policy.vocab_size} tokens of the policy")
-        gap = _mean_gap(self._own_log_prob(policy, probe), self.score(probe))
+
+        # No error, since these weights are replaced next; but they may be those of another run.
+        gap = _mean_gap(self._policy_log_prob(policy, probe), self.score(probe))
         if gap > self.arguments.max_gap:
             message = "the engine %s had other weights than the policy: their log-probs differ by %.3g nats per token"
             logger.warning(message, self.arguments.url, gap)
+
+        # At temperature 0.5 the log-probs of the sampled distribution are not those of the model, unless both are 0.
         if self._samples_other:
             cold = self.generate(
-                *(prompts, torch.ones_like(prompts)),
+                prompts,
+                prompt_mask,
                 eos_token_ids=(),
                 generation_kwargs={**kwargs, "temperature": 0.5},
                 seed=0,
                 record_log_prob=True,
             )
-            sampled, own = cold.behavior_log_prob, self.score(cold)
+            sampled = cold.behavior_log_prob
             assert sampled is not None
-            if float(own.min()) < -SAME and float((sampled - own).abs().max()) <= SAME:
+            of_model = self.score(cold)
+            if float(of_model.min()) < -SAME and float((sampled - of_model).abs().max()) <= SAME:
                 detail = "returns the log-probs of the model, not of the distribution that it samples from"
                 raise self._error(f"{detail} (generation_kwargs): start it with --logprobs-mode processed_logprobs")
         return probe
@@ -241,19 +304,24 @@ class VllmEngine(GenerationEngine):
     def _check_weights(self, policy: Any) -> None:
         """Compare the log-probs of server and policy on the probe after a synchronisation."""
         assert self._probe is not None
-        ours, theirs = self._own_log_prob(policy, self._probe), self.score(self._probe)
-        gap, limit = _mean_gap(ours, theirs), self.arguments.max_gap
-        if not gap <= limit:
+        ours = self._policy_log_prob(policy, self._probe)
+        theirs = self.score(self._probe)
+        gap = _mean_gap(ours, theirs)
+        limit = self.arguments.max_gap
+        if not gap <= limit:  # also if it is NaN
             raise self._error(
                 f"has other log-probs than the policy after it loaded {self._folder}: they differ by "
                 f"{gap:.3g} nats per token (max_gap {limit:g}). Likely causes: it serves another model, it does not "
                 f"see this folder, or its precision is low (start it with --dtype float32, or raise max_gap)"
             )
-        if self._last_probed is not None and torch.equal(theirs, self._last_probed[1]):
-            if float((ours - self._last_probed[0]).abs().max()) > MOVED:
+
+        # A small step changes log-probs by less than `max_gap`, so old weights would pass. But then the server's have
+        # not changed in a single bit. They are compared again when the policy has moved further.
+        if self._last_probed is not None and torch.equal(theirs, self._last_probed.server):
+            if float((ours - self._last_probed.policy).abs().max()) > MOVED:
                 raise self._error(f"did not load the new weights in {self._folder}: its log-probs did not change")
-            return  # compared again when the policy has moved further
-        self._last_probed = ours, theirs
+            return
+        self._last_probed = _ProbeScores(policy=ours, server=theirs)
 
     def _check_unchanged(self, before: Tensor) -> None:
         """Check that the server generated with the weights that it was given; `before` are its log-probs of the probe.
@@ -267,7 +335,8 @@ class VllmEngine(GenerationEngine):
             raise self._error(f"{text} {gap:.3g} nats per token (max_gap {self.arguments.max_gap:g})")
 
     @torch.no_grad()
-    def _own_log_prob(self, policy: Any, episodes: EpisodeBatch) -> Tensor:
+    def _policy_log_prob(self, policy: Any, episodes: EpisodeBatch) -> Tensor:
+        """Return the policy's log-probs of the responses `[n_tokens]`."""
         policy.set_training_mode(False)
         log_prob: Tensor = policy.action_scores(episodes.to(policy.device)).log_prob
         return log_prob.float().cpu()
@@ -281,19 +350,26 @@ class VllmEngine(GenerationEngine):
         Raises:
             EngineError: the mean gap exceeds `max_gap`.
         """
-        theirs, ours = episodes.behavior_log_prob, log_prob
+        # Both at temperature 1: log-probs of another distribution than the model's own say nothing about the weights.
+        ours = log_prob
+        theirs = episodes.behavior_log_prob
         if self._samples_other or theirs is None:
             chosen = torch.arange(min(N_SCORED, episodes.n_episodes), device=log_prob.device)
-            tokens = episodes.token_index(chosen)
-            theirs, ours = self.score(episodes.select(chosen)), ours[tokens]
-        theirs, ours = theirs.cpu(), ours.cpu()
-        gap, limit = _mean_gap(ours, theirs), self.arguments.max_gap
+            ours = log_prob[episodes.token_index(chosen)]
+            theirs = self.score(episodes.select(chosen))
+        ours = ours.cpu()
+        theirs = theirs.cpu()
+
+        gap = _mean_gap(ours, theirs)
+        limit = self.arguments.max_gap
         if not gap <= limit:
             raise self._error(
                 f"generated a rollout with other log-probs than the policy's: they differ by {gap:.3g} nats per token "
                 f"(max_gap {limit:g}), so its weights are not those of the policy, or its precision is low"
             )
-        seconds, self._sync_s = self._sync_s, 0.0
+
+        seconds = self._sync_s
+        self._sync_s = 0.0
         return {
             "mean_gap": gap,
             "max_gap": float((ours - theirs).abs().max()),
@@ -312,6 +388,7 @@ class VllmEngine(GenerationEngine):
 
     def _choices(self, bodies: Sequence[Mapping[str, Any]]) -> list[_Choice]:
         """Return the completion of each request, in order."""
+        # Ids instead of texts: decoding and encoding again does not always give the same tokens.
         common = {"return_token_ids": True, "return_tokens_as_token_ids": True}
         calls = [partial(self._answer, "/v1/completions", {**common, **body}) for body in bodies]
         contents = self._run(gathered(calls, self.arguments.max_connections))
@@ -334,42 +411,57 @@ class VllmEngine(GenerationEngine):
             return _Completion.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            failed = self._server.error(f"answered 200 with an invalid {place or 'text'} ({first['msg']})", content)
+            field = ".".join(map(str, first["loc"])) or "text"
+            failed = self._server.error(f"answered 200 with an invalid {field} ({first['msg']})", content)
             raise EngineError(f"the engine {failed}") from error
 
     def _error(self, what: str) -> EngineError:
         return EngineError(f"the engine {self._server.error(what)}")
 
 
-def _sampling(given: Mapping[str, Any], eos_token_ids: Sequence[int], max_new_tokens: int | None) -> dict[str, Any]:
+def _sampling(
+    generation_kwargs: Mapping[str, Any], eos_token_ids: Sequence[int], max_new_tokens: int | None
+) -> dict[str, Any]:
     """Return the parameters of a request with the meaning of arguments of transformers' `generate`."""
     arguments = generate_arguments(
-        given, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids, is_encoder_decoder=False
+        generation_kwargs, max_new_tokens=max_new_tokens, eos_token_ids=eos_token_ids, is_encoder_decoder=False
     )
-    samples = bool(given.get("do_sample"))
-    top_k, top_p = arguments.get("top_k", 50), arguments.get("top_p")
+
+    # Greedy, which is temperature 0 for vLLM. transformers ignores the other three then.
+    shape: dict[str, Any] = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    if generation_kwargs.get("do_sample"):
+        temperature = arguments.get("temperature")
+        top_p = arguments.get("top_p")
+        shape = {
+            "temperature": 1.0 if temperature is None else temperature,
+            "top_k": arguments.get("top_k", 50) or 0,
+            "top_p": 1.0 if top_p is None else top_p,
+            "min_p": arguments.get("min_p") or 0.0,
+        }
+
+    # The end tokens of the run are the only ones; that of the server's tokenizer need not be one of them.
     return {
         "max_tokens": arguments["max_new_tokens"],
         "min_tokens": arguments.get("min_new_tokens") or 0,
-        "temperature": (1.0 if arguments.get("temperature") is None else arguments["temperature"]) if samples else 0.0,
-        "top_k": (top_k or 0) if samples else 0,
-        "top_p": 1.0 if top_p is None or not samples else top_p,
-        "min_p": (arguments.get("min_p") or 0.0) if samples else 0.0,
+        **shape,
         "stop_token_ids": list(eos_token_ids),
         "ignore_eos": True,
-        "stop": list(stop_strings_of(given)),
+        "stop": list(stop_strings_of(generation_kwargs)),
     }
 
 
-def _samples_other(given: Mapping[str, Any]) -> bool:
+def _samples_other(generation_kwargs: Mapping[str, Any]) -> bool:
     """Return whether arguments sample from another distribution than the model's own, for instance with a temperature.
 
     Log-probs of greedy responses are those of the model.
     """
-    request = _sampling(given, (0,), None)
-    own = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "min_tokens": 0}
-    return bool(given.get("do_sample")) and any(request[key] != value for key, value in own.items())
+    if not generation_kwargs.get("do_sample"):
+        return False
+
+    # A minimum length excludes end tokens, but only if there are any: hence token 0 as one.
+    request = _sampling(generation_kwargs, (0,), None)
+    neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "min_tokens": 0}
+    return any(request[key] != value for key, value in neutral.items())
 
 
 def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:

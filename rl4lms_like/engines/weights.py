@@ -18,7 +18,9 @@ from rl4lms_like.core.disk import saving, with_home
 from rl4lms_like.core.errors import EngineError
 
 MARKER = "engine_weights.txt"
+"""File that shows that a folder has weights of an engine, and may be overwritten."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of a number -> the integer type of the same size."""
 
 
 def weights_folder(weights_dir: str) -> Path:
@@ -30,7 +32,8 @@ def weights_folder(weights_dir: str) -> Path:
     """
     folder = with_home(weights_dir).resolve()
     with saving(f"the weights of the engine to {folder}"):
-        nearest = next(place for place in (folder, *folder.parents) if place.exists())
+        # The folder is created when weights are first written. What can be known now is whether it could be.
+        nearest = next(path for path in (folder, *folder.parents) if path.exists())
         if not os.access(nearest, os.W_OK):
             raise PermissionError(errno.EACCES, "Permission denied", str(nearest))
         if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
@@ -44,11 +47,14 @@ def save_weights(model: Any, folder: Path) -> None:
     Raises:
         RL4LMsLikeError: the folder cannot be written.
     """
+    # Tied weights have the same memory, which safetensors writes under one name only: the others are copies.
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, weight in model.state_dict().items():
         weights[name] = weight.clone() if weight.data_ptr() in seen else weight
         seen.add(weight.data_ptr())
+
+    # The marker comes first: a folder whose writing was interrupted may still be overwritten.
     with saving(f"the weights of the engine to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
@@ -58,8 +64,9 @@ def save_weights(model: Any, folder: Path) -> None:
 @torch.no_grad()
 def fingerprint(model: Any) -> Tensor:
     """Return one number for each weight of a model; it changes if one of the weight's bits changes."""
-    sums = [
-        weight.detach().contiguous().view(_BITS[weight.element_size()]).sum(dtype=torch.int64).cpu()
-        for weight in model.parameters()
-    ]
-    return torch.stack(sums)
+    # Bits are summed as integers: a sum of floats would lose small changes of large weights in rounding.
+    sums = []
+    for weight in model.parameters():
+        bits = weight.detach().contiguous().view(_BITS[weight.element_size()])
+        sums.append(bits.sum(dtype=torch.int64).cpu())
+    return torch.stack(sums)  # [n_weights]

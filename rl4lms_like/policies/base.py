@@ -7,13 +7,15 @@
 
 `generate` samples episodes, `evaluate_actions` scores them in one teacher-forced pass. The signature is that of a
 Stable-Baselines3 actor-critic policy, with an `EpisodeBatch` instead of the observations.
+
+Models are loaded and saved by `policies.loading`, run by the readers of `policies.teacher_forcing`, and split over
+processes by `policies.sharding`. What generates the responses is `policies.policy_engine`'s concern.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -28,7 +30,6 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.errors import ConfigError, ModelError
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.base import GenerationEngine
@@ -56,6 +57,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     warn_of_dynamic_positions,
 )
+from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 
@@ -83,10 +85,8 @@ class LMActorCriticPolicy(BasePolicy):
     """True if the weights are split over several processes, which then make all passes together."""
     _sharded: Sequence[Any] = ()
     _updates_reference = False
-    external_engine: GenerationEngine | None = None
-    """Engine with its own copy of the weights; None if the policy's own model generates."""
-    updates_engine = True
-    """False in all but the main process, which passes the weights on for all (`prepare_engine`)."""
+    engine: PolicyEngine
+    """What generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -105,35 +105,47 @@ class LMActorCriticPolicy(BasePolicy):
         **arguments: Any,
     ) -> None:
         self.arguments = self.arguments_class(**arguments)
-        self.in_background: list[Future[EpisodeBatch]] = []  # what the engine generates in another thread
         super().__init__(
             observation_space,
             action_space,
             optimizer_class=optimizer_class,
             optimizer_kwargs=dict(self.arguments.optimizer_kwargs),
         )
+
         self._load(use_reference)
         self._check_vocabulary()
-        self.is_sharded, mesh = sharded, process_mesh(device) if sharded else None
+
+        # Weights are split before they are moved: a whole model may not fit on the device of one process. The parts of
+        # each block then go there one block at a time.
+        mesh = process_mesh(device) if sharded else None
+        self.is_sharded = sharded
         if mesh is not None:
             readers = (self.reader, self.value_reader, self.ref_reader)
             self._sharded = [reader.split_weights(mesh) for reader in readers if reader is not None]
         self.to(device)
+
+        # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
+        # exception in them means that the family has an interface which is not supported.
         self.set_training_mode(False)
         with first_episodes(self.policy_model, self.arguments.model_name):
             self._build_heads()
-            self.to(device)
+            self.to(device)  # the new value head
             self._check_parity()
         if mesh is not None and self.value_head is not None:
             self._sharded = [*self._sharded, shard(self.value_head, mesh)]
+
+        # The environment's observations are as long as its longest text: prompt and response together.
         space = getattr(observation_space, "spaces", {}).get("input_encoded_pt")
         longest = None if space is None else space.shape[0]
         warn_of_dynamic_positions(self.policy_model, self.arguments.model_name, longest)
+
+        # Last: splitting replaces parameters, and an optimizer would keep the ones before.
+        groups = parameter_groups(
+            self.policy_model.parameters(), self._critic_parameters(), weight_decay=self.arguments.weight_decay
+        )
         self.optimizer = make_optimizer(
             optimizer_class,
-            parameter_groups(
-                self.policy_model.parameters(), self._critic_parameters(), weight_decay=self.arguments.weight_decay
-            ),
+            groups,
             learning_rate=lr_schedule(1),
             optimizer_kwargs=self.arguments.optimizer_kwargs,
         )
@@ -141,40 +153,40 @@ class LMActorCriticPolicy(BasePolicy):
     # --- construction -------------------------------------------------------------------------------------------
 
     def _load(self, use_reference: bool) -> None:
+        """Build the engine, load the networks, and build what reads and generates with them."""
         options = self.arguments
-        self.external_engine = self._build_engine()
+
+        # Before a model is loaded: neither a wrong combination nor an engine that cannot be built should take minutes.
+        issues = engine_issues(asdict(options), is_causal=self.auto_class is AutoModelForCausalLM)
+        issues += device_role_issues(asdict(options))
+        if issues:
+            raise ConfigError(issues, "the policy's arguments")
+        external = None
+        if options.engine["id"] != OWN_ENGINE:
+            external = ENGINES.get(options.engine["id"], options.engine.get("args"))
+        self.engine = PolicyEngine(external, is_ahead=options.is_ahead)
+
         networks = load_networks(self.auto_class, options, use_reference=use_reference)
         self.policy_model: PreTrainedModel = networks.policy
         self.value_model: PreTrainedModel | None = networks.critic
         self.ref_model: PreTrainedModel | None = networks.reference
         self._saved_dropout = networks.dropout_rates
+
+        # `compile` is for the networks that are trained.
         self.reader: EpisodeReader = self.reader_class(self.policy_model, compile=options.compile)
-        self.value_reader: EpisodeReader | None = (
-            None if self.value_model is None else self.reader_class(self.value_model, compile=options.compile)
-        )
-        self.ref_reader: EpisodeReader | None = None if self.ref_model is None else self.reader_class(self.ref_model)
+        self.value_reader: EpisodeReader | None = None
+        if self.value_model is not None:
+            self.value_reader = self.reader_class(self.value_model, compile=options.compile)
+        self.ref_reader: EpisodeReader | None = None
+        if self.ref_model is not None:
+            self.ref_reader = self.reader_class(self.ref_model)
+
         self.generator = TextGenerator(
             self.policy_model,
             generation_kwargs=options.generation_kwargs,
             prompt_truncation_side=options.prompt_truncation_side,
             bfloat16=options.dtype == "bfloat16",
         )
-
-    def _build_engine(self) -> GenerationEngine | None:
-        """Return the external engine of the arguments, before a model is loaded; None for the policy's own model."""
-        issues = engine_issues(asdict(self.arguments), is_causal=self.auto_class is AutoModelForCausalLM)
-        issues += device_role_issues(asdict(self.arguments))
-        if issues:
-            raise ConfigError(issues, "the policy's arguments")
-        if self.arguments.engine["id"] == OWN_ENGINE:
-            return None
-        engine: GenerationEngine = ENGINES.get(self.arguments.engine["id"], self.arguments.engine.get("args"))
-        return engine
-
-    @property
-    def engine(self) -> GenerationEngine:
-        """The engine that generates the responses of rollouts and evaluations."""
-        return self.generator if self.external_engine is None else self.external_engine
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)
@@ -183,11 +195,17 @@ class LMActorCriticPolicy(BasePolicy):
                 f"{self.arguments.model_name!r} has {self.vocab_size} output tokens, but the environment's action "
                 f"space has {self.action_space.n}: build the environment with vocab_size={self.vocab_size}"
             )
+
         role_of_reference = "reference" if self.arguments.teacher_model is None else "teacher"
-        others = (("critic", self.value_model), (role_of_reference, self.ref_model))
-        for role, n_tokens in ((role, _n_tokens(model)) for role, model in others if model is not None):
-            # Models of one tokenizer may have differently padded vocabularies.
-            if n_tokens != self.vocab_size if role == "reference" else n_tokens < self.vocab_size:
+        for role, model in (("critic", self.value_model), (role_of_reference, self.ref_model)):
+            if model is None:
+                continue
+
+            # Models of one tokenizer may have differently padded vocabularies. A larger one has all tokens of the
+            # policy, which is enough for a critic and for a teacher.
+            n_tokens = _vocab_size(model)
+            is_valid = n_tokens == self.vocab_size or (role != "reference" and n_tokens > self.vocab_size)
+            if not is_valid:
                 name = getattr(self.arguments, f"{role}_model")
                 raise ModelError(
                     f"the {role} {name!r} has {n_tokens} tokens, but the policy {self.arguments.model_name!r} has "
@@ -195,11 +213,15 @@ class LMActorCriticPolicy(BasePolicy):
                 )
 
     def _build_heads(self) -> None:
+        """Choose how logits are computed from hidden states, and add the critic's head to a network that works."""
+        # `gathered`: the probe reads the weight of the output layer outside of a forward pass, where it must be whole.
         probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
                 with reader.gathered():
                     reader.probe_head(probe.to(reader.device))
+
+        # The critic's states must be finite, and their width d is that of the value head; [n_tokens, d].
         self.value_head: nn.Linear | None = None
         reader = self.value_reader or self.reader
         with torch.no_grad():
@@ -208,38 +230,50 @@ class LMActorCriticPolicy(BasePolicy):
         require_finite(self.value_model or self.policy_model, name, states)
         if self.arguments.critic == "none":
             return
+
+        # Values are 0 at first: torch's initialization gives random ones that are larger than most rewards.
         self.value_head = nn.Linear(states.shape[1], 1, bias=False)
         if self.arguments.value_head_init == "zero":
             nn.init.zeros_(self.value_head.weight)
         if self.arguments.critic_model is not None:
             load_value_head(self.value_head, self.arguments.critic_model)
+
+        # After the pass above, split weights are still whole, and those would be frozen instead of their parts.
         self._reshard()
         if self.value_model is not None:
             freeze(self.value_model, self.arguments.critic_frozen)
 
     def _check_parity(self) -> None:
-        needs_bfloat16 = "flash" in (self.arguments.attn_implementation or "")
-        excluded = self.arguments.generation_kwargs.get("suppress_tokens") or ()
-        checked = [(self.reader, self.arguments.model_name)]
-        if self.ref_reader is not None and self.arguments.kl_model is not None:
-            checked.append((self.ref_reader, self.arguments.kl_model))
+        """Check the log-probs of each checkpoint, and where a prompt may be computed once for all of its responses."""
+        arguments = self.arguments
+        in_bfloat16 = "flash" in (arguments.attn_implementation or "")  # kernels without float32 support
+
+        # A reference without a checkpoint of its own is a copy of the policy, and needs no check.
+        checked = [(self.reader, arguments.model_name)]
+        if self.ref_reader is not None and arguments.kl_model is not None:
+            checked.append((self.ref_reader, arguments.kl_model))
+        excluded = arguments.generation_kwargs.get("suppress_tokens") or ()
         for reader, name in checked:
             with reader.gathered():
-                check_parity(reader, name, in_bfloat16=needs_bfloat16, never_written=excluded)
+                check_parity(reader, name, in_bfloat16=in_bfloat16, never_written=excluded)
+
+        # With split weights, all prompts are computed for each response: a prompt that is computed once is a pass of
+        # its own, which the other processes may not need, but would have to make.
         self.generator.shares_prompts = False
         if self.is_sharded:
-            return  # a prompt computed once is a pass of its own, which the other processes may not need
-        self.reader.shares_prompts = check_sharing(self.reader, self.arguments.model_name, in_bfloat16=needs_bfloat16)
+            return
+        self.reader.shares_prompts = check_sharing(self.reader, arguments.model_name, in_bfloat16=in_bfloat16)
         self.generator.shares_prompts = self.reader.shares_prompts
-        for other, own in (
-            (self.value_reader, self.arguments.critic_model),
-            (self.ref_reader, self.arguments.kl_model),
-        ):
-            if other is not None:
+
+        # Copies of the policy share prompts as it does; another checkpoint may have another architecture.
+        others = ((self.value_reader, arguments.critic_model, False), (self.ref_reader, arguments.kl_model, True))
+        for other, checkpoint, has_head in others:
+            if other is None:
+                continue
+            if checkpoint is None:
                 other.shares_prompts = self.reader.shares_prompts
-                if own is not None:
-                    has_head = other is not self.value_reader
-                    other.shares_prompts = check_sharing(other, own, has_head=has_head, in_bfloat16=needs_bfloat16)
+            else:
+                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=in_bfloat16)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:
@@ -249,10 +283,17 @@ class LMActorCriticPolicy(BasePolicy):
 
     def to(self, *args: Any, **kwargs: Any) -> LMActorCriticPolicy:
         """Move the networks; critic and reference model stay on devices of their own, if the arguments name any."""
-        reference, critic = self.arguments.reference_device, self.arguments.critic_device
-        own = {"ref_model": reference, "value_model": critic, "value_head": critic}
+        devices = {
+            "ref_model": self.arguments.reference_device,
+            "value_model": self.arguments.critic_device,
+            "value_head": self.arguments.critic_device,
+        }
         for name, network in self.named_children():
-            network.to(device) if (device := own.get(name)) is not None else network.to(*args, **kwargs)
+            device = devices.get(name)
+            if device is not None:
+                network.to(device)
+            else:
+                network.to(*args, **kwargs)
         return self
 
     # --- properties ---------------------------------------------------------------------------------------------
@@ -260,7 +301,7 @@ class LMActorCriticPolicy(BasePolicy):
     @property
     def vocab_size(self) -> int:
         """Number of tokens in the model's vocabulary."""
-        return _n_tokens(self.policy_model)
+        return _vocab_size(self.policy_model)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -289,46 +330,31 @@ class LMActorCriticPolicy(BasePolicy):
 
     @property
     def _logits_budget(self) -> int:
+        """Number of float32 logits, of 4 bytes each, that `logits_budget_mb` allows."""
         return int(self.arguments.logits_budget_mb * 2**20 / 4)
 
     def set_training_mode(self, mode: bool) -> None:
         """Set training mode; Stable-Baselines3 calls this before updates. Dropout stays off unless configured.
 
         Gradient checkpointing works only in training mode, so it enables training mode too; all dropout rates are then
-        0 unless `dropout` is on.
+        0 unless `dropout` is on. In training mode the engine rests.
         """
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
             self.ref_model.eval()
-        if mode and self.updates_engine and not self.arguments.is_ahead:
+
+        # Here, since this is the only call that every algorithm of Stable-Baselines3 makes before an update.
+        if mode:
             self.engine.rest()
 
     def _autocast(self, reader: EpisodeReader | None = None) -> AbstractContextManager[Any]:
+        """Compute in bfloat16 within the block, if `dtype` says so, on the reader's device (default: the policy's)."""
+        if self.arguments.dtype != "bfloat16":
+            return nullcontext()
         device = (reader or self.reader).device
-        bfloat16 = self.arguments.dtype == "bfloat16"
-        return torch.autocast(device.type, dtype=torch.bfloat16) if bfloat16 else nullcontext()
+        return torch.autocast(device.type, dtype=torch.bfloat16)
 
     # --- generation ---------------------------------------------------------------------------------------------
-
-    def prepare_engine(self, ranks: Ranks) -> None:
-        """Pass the weights to an external engine if they changed, before the processes of `ranks` generate with it.
-
-        Raises:
-            EngineError: the engine failed; in the other processes a `RankError`.
-        """
-        if self.external_engine is not None and ranks.size > 1:
-            with self.gathered():
-                ranks.from_main(self.update_engine)
-
-    def update_engine(self) -> None:
-        """Pass the weights to the engine if they changed, after what it generates in the background.
-
-        Raises:
-            EngineError: the engine failed.
-        """
-        wait(self.in_background)
-        self.in_background = []
-        self.engine.update(self)
 
     def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
         """Keep the language model whole within the block, if its weights are split over several processes.
@@ -338,7 +364,7 @@ class LMActorCriticPolicy(BasePolicy):
         Args:
             to_generate: only if the model itself generates, not an external engine.
         """
-        is_needed = self.is_sharded and not (to_generate and self.external_engine is not None)
+        is_needed = self.is_sharded and not (to_generate and self.engine.external is not None)
         return self.reader.gathered() if is_needed else nullcontext()
 
     @torch.no_grad()
@@ -358,12 +384,19 @@ class LMActorCriticPolicy(BasePolicy):
         Returns:
             The finished episodes, on the policy's device.
         """
-        if self.updates_engine and not self.is_sharded:  # otherwise `prepare_engine` has done it
-            self.update_engine()
-        if generation_kwargs is None and self.external_engine is not None:
-            generation_kwargs = self.arguments.generation_kwargs
+        # Split weights can only be read by all processes together, and so `PolicyEngine.prepare` has passed them on.
+        if not self.is_sharded:
+            self.engine.update(self)
+
+        # The policy's own generator was built with its arguments, an external engine without them.
+        generator: GenerationEngine = self.generator
+        if self.engine.external is not None:
+            generator = self.engine.external
+            if generation_kwargs is None:
+                generation_kwargs = self.arguments.generation_kwargs
+
         with self.gathered(to_generate=True):
-            episodes = self.engine.generate(
+            episodes = generator.generate(
                 prompt_ids,
                 prompt_mask,
                 eos_token_ids=eos_token_ids,
@@ -408,14 +441,17 @@ class LMActorCriticPolicy(BasePolicy):
         values are 0.
         """
         if not self.has_critic:
-            return self._no_values(observations.n_tokens)
+            return torch.zeros(observations.n_tokens, device=self.device)
         if self.value_reader is not None:
             return self._value_of(self._states(self.value_reader, observations))
+
+        # `critic: shared`: the value loss must not move the trunk.
         with torch.no_grad():
             states = self._states(self.reader, observations)
         return self._value_of(states)
 
     def _states(self, reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
+        """Return the hidden states of all actions `[n_tokens, d]`, on the reader's device."""
         with self._autocast(reader):
             return reader.states(episodes.to(reader.device))
 
@@ -431,6 +467,8 @@ class LMActorCriticPolicy(BasePolicy):
             `[n_tokens]`, with gradients for the policy.
         """
         assert self.ref_reader is not None
+
+        # The hidden states of `scores` have their graph, so that the policy's pass is not made again.
         with self._autocast():
             policy = self.reader.distributions(observations, scores.states)
         with self._autocast(self.ref_reader), torch.no_grad():
@@ -449,6 +487,8 @@ class LMActorCriticPolicy(BasePolicy):
     def score(self, episodes: EpisodeBatch) -> EpisodeScores:
         """Return the values, log-probs and entropies that a rollout stores, without gradients."""
         self.set_training_mode(False)
+
+        # Through `evaluate_actions` where it has all that is needed: a policy of a user may override it.
         if episodes.allowed is None:
             values, log_prob, entropy = self.evaluate_actions(episodes)
             raw_log_prob = log_prob
@@ -456,8 +496,10 @@ class LMActorCriticPolicy(BasePolicy):
             values, (log_prob, entropy, raw_log_prob, _) = self._read(episodes)
         if self.ref_reader is None:
             return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
+
+        # The KL is that of the full distributions, so the reference is not masked.
+        unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
-            unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
             ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
         return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
 
@@ -465,7 +507,7 @@ class LMActorCriticPolicy(BasePolicy):
     def final_values(self, episodes: EpisodeBatch) -> Tensor:
         """Return the critic's value after each episode's last token `[n]`."""
         if not self.has_critic:
-            return self._no_values(episodes.n_episodes)
+            return torch.zeros(episodes.n_episodes, device=self.device)
         reader = self.value_reader or self.reader
         with self._autocast(reader):
             return self._value_of(reader.final_states(episodes.to(reader.device)))
@@ -474,22 +516,22 @@ class LMActorCriticPolicy(BasePolicy):
         """Return values and scores of all actions, from one forward pass each of critic and policy."""
         with self._autocast():
             scores = self.reader.scores(episodes, logits_budget=self._logits_budget)
-            return self._values(episodes, scores.states), scores
+            if not self.has_critic:
+                return torch.zeros(episodes.n_tokens, device=self.device), scores
 
-    def _values(self, episodes: EpisodeBatch, states: Tensor | None) -> Tensor:
-        if not self.has_critic:
-            return self._no_values(episodes.n_tokens)
-        if self.value_reader is not None:
-            states = self._states(self.value_reader, episodes)
-        elif states is None:
-            states = self._states(self.reader, episodes)
-        return self._value_of(states)
-
-    def _no_values(self, n: int) -> Tensor:
-        return torch.zeros(n, device=self.device)
+            # `critic: shared`: the value head reads the policy's own states, through which its gradients flow too.
+            # A model whose logits are no linear function of its states computes them in a pass of their own.
+            states = scores.states
+            if self.value_reader is not None:
+                states = self._states(self.value_reader, episodes)
+            elif states is None:
+                states = self._states(self.reader, episodes)
+            return self._value_of(states), scores
 
     def _value_of(self, states: Tensor) -> Tensor:
+        """Return the values `[n]` of hidden states `[n, d]`, on the policy's device."""
         assert self.value_head is not None
+        # In float32 also with `dtype: bfloat16`, whose 8 bits would be too coarse for returns and their differences.
         with torch.autocast(states.device.type, enabled=False):
             values: Tensor = self.value_head(states.float()).squeeze(-1)
         return values.to(self.device)
@@ -516,10 +558,17 @@ class LMActorCriticPolicy(BasePolicy):
 
     def training_state(self) -> dict[str, Tensor]:
         """Return trained parameters and buffers by name, each once. The tensors are not copied."""
-        named = {name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad}
+        state = {name: parameter.data for name, parameter in self.named_parameters() if parameter.requires_grad}
+
+        # A reference that follows the policy changes too, although no optimizer trains it.
         if self._updates_reference and self.ref_model is not None:
-            named |= {f"ref_model.{name}": parameter.data for name, parameter in self.ref_model.named_parameters()}
-        return named | {name: buffer for name, buffer in self.named_buffers() if not name.startswith("ref_model.")}
+            state |= {f"ref_model.{name}": parameter.data for name, parameter in self.ref_model.named_parameters()}
+
+        # The reference's buffers stay those of its checkpoint.
+        for name, buffer in self.named_buffers():
+            if not name.startswith("ref_model."):
+                state[name] = buffer
+        return state
 
     def allow_reference_updates(self) -> None:
         """Make the reference model's weights part of the training state.
@@ -528,12 +577,11 @@ class LMActorCriticPolicy(BasePolicy):
             ModelError: the reference model has weights of other shapes than the policy.
         """
         self._updates_reference = True
-        if self.ref_model is not None:
-            shapes = [[weight.shape for weight in model.parameters()] for model in (self.ref_model, self.policy_model)]
-            if shapes[0] != shapes[1]:
-                raise ModelError(
-                    "the reference model cannot be updated: its weights have other shapes than the policy's"
-                )
+        if self.ref_model is None:
+            return
+        shapes = [weight.shape for weight in self.policy_model.parameters()]
+        if [weight.shape for weight in self.ref_model.parameters()] != shapes:
+            raise ModelError("the reference model cannot be updated: its weights have other shapes than the policy's")
 
     @torch.no_grad()
     def update_reference(self, fraction: float) -> None:
@@ -542,7 +590,10 @@ class LMActorCriticPolicy(BasePolicy):
             return
         self._reshard()
         for mine, theirs in zip(self.ref_model.parameters(), self.policy_model.parameters(), strict=True):
-            mine.copy_(theirs) if fraction == 1.0 else mine.lerp_(theirs.to(mine.device), fraction)
+            if fraction == 1.0:
+                mine.copy_(theirs)
+            else:
+                mine.lerp_(theirs.to(mine.device), fraction)
 
     # --- saving -------------------------------------------------------------------------------------------------
 
@@ -555,14 +606,15 @@ class LMActorCriticPolicy(BasePolicy):
         if not self.is_sharded:
             return nullcontext()
         self._reshard()
-        reference = self.ref_model if self._updates_reference else None
-        modules = [self.policy_model, self.value_model, self.value_head, reference]
-        return whole_in_main([each for each in modules if each is not None], self.optimizer if with_optimizer else None)
+        reference = self.ref_model if self._updates_reference else None  # a fixed one is in no checkpoint
+        networks = (self.policy_model, self.value_model, self.value_head, reference)
+        modules = [network for network in networks if network is not None]
+        return whole_in_main(modules, self.optimizer if with_optimizer else None)
 
     def _reshard(self) -> None:
         """Free split weights that are whole since the last pass; required before they are read or changed."""
-        for each in self._sharded:
-            each.reshard()
+        for network in self._sharded:
+            network.reshard()
 
     def whole_model(self) -> PreTrainedModel:
         """Return the language model with merged adapters; without adapters, the model itself.
@@ -596,6 +648,8 @@ class LMActorCriticPolicy(BasePolicy):
         """
         if self.value_model is None or self.value_head is None:
             raise ModelError("only a separate critic can be saved: this policy has critic: " + self.arguments.critic)
+
+        # The rates that are known are those of the policy's checkpoint, which a critic from another one does not have.
         rates = self._saved_dropout if self.arguments.critic_model is None else {}
         folder = save_language_model(self.value_model, folder, checkpoint_dropout=rates)
         save_value_head(self.value_head, folder)
@@ -625,7 +679,7 @@ class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
     auto_class = AutoModelForSeq2SeqLM
 
 
-def _n_tokens(model: PreTrainedModel) -> int:
+def _vocab_size(model: PreTrainedModel) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
@@ -640,12 +694,12 @@ def parameter_groups(
     groups: list[dict[str, Any]] = []
     seen: set[int] = set()
     for role, parameters in (("actor", actor), ("critic", critic)):
-        own = [p for p in parameters if p.requires_grad and id(p) not in seen]
-        seen.update(id(p) for p in own)
-        for decay, members in (
-            (weight_decay, [p for p in own if p.ndim >= 2]),
-            (0.0, [p for p in own if p.ndim < 2]),
-        ):
+        trained = [weight for weight in parameters if weight.requires_grad and id(weight) not in seen]
+        seen.update(id(weight) for weight in trained)
+
+        matrices = [weight for weight in trained if weight.ndim >= 2]
+        vectors = [weight for weight in trained if weight.ndim < 2]
+        for decay, members in ((weight_decay, matrices), (0.0, vectors)):
             if members:
                 groups.append({"params": members, "weight_decay": decay, "role": role})
     return groups
@@ -659,9 +713,12 @@ def make_optimizer(
     optimizer_kwargs: Mapping[str, Any],
 ) -> torch.optim.Optimizer:
     """Return the optimizer; Adam and AdamW are fused unless `optimizer_kwargs` set `fused` or `foreach`."""
+    # Each group has a `weight_decay` of its own.
     kwargs = {name: value for name, value in optimizer_kwargs.items() if name != "weight_decay"}
     if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and not {"fused", "foreach"} & set(kwargs):
         kwargs["fused"] = True
+
+    # Not every optimizer class has a learning rate.
     if "lr" in inspect.signature(optimizer_class).parameters:
         kwargs.setdefault("lr", learning_rate)
     return optimizer_class(groups, **kwargs)

@@ -51,22 +51,26 @@ from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 @contextmanager
 def plain_generation(model: PreTrainedModel) -> Iterator[None]:
     """Replace the model's generation config by one with token ids only, within the context."""
-    own = model.generation_config
+    # A new config has none of the checkpoint's settings, only transformers' defaults. The start token is the one that
+    # scoring uses, so that both read the same decoder input.
+    checkpoint_config = model.generation_config
+    start_token_id = decoder_start_token_id(model) if model.config.is_encoder_decoder else None
     model.generation_config = GenerationConfig(
-        bos_token_id=getattr(own, "bos_token_id", None),
+        bos_token_id=getattr(checkpoint_config, "bos_token_id", None),
         pad_token_id=pad_token_id(model.config),
-        decoder_start_token_id=decoder_start_token_id(model) if model.config.is_encoder_decoder else None,
+        decoder_start_token_id=start_token_id,
     )
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = checkpoint_config
 
 
 def pad_token_id(model_config: PretrainedConfig) -> int:
     """Return the id of masked positions: the model's pad token, else its end-of-text token, else 0."""
-    config = model_config.get_text_config()
+    config = model_config.get_text_config()  # of a multimodal model, the part of the language model
     for token in (config.pad_token_id, config.eos_token_id):
+        # Some families have several end-of-text tokens.
         if isinstance(token, list | tuple):
             token = token[0]
         if token is not None:
@@ -105,7 +109,7 @@ NOT_SETTABLE = {
 
 def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return error messages by key for arguments that are unknown, cannot be set, or have an invalid value."""
-    known = [*GenerationConfig().to_dict(), "post_processing_fn"]
+    known = [*GenerationConfig().to_dict(), "post_processing_fn"]  # the latter is RL4LMs' own
     messages = {}
     for key, value in generation_kwargs.items():
         if key in NOT_SETTABLE:
@@ -114,29 +118,37 @@ def unknown_generation_arguments(generation_kwargs: Mapping[str, Any]) -> dict[s
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             messages[key] = f"not an argument of transformers' generate{hint}"
+
+        # transformers checks all other values, but stop strings are not passed to it (see `core.stop_strings`).
         elif key == STOP_STRINGS and not _are_stop_strings(value):
             messages[key] = f"expected a text or a list of texts, none of them empty, got {value!r}"
-        elif key != "post_processing_fn" and (message := _refusal(key, value)) is not None:
-            messages[key] = f"transformers rejects this value: {message}"
+        elif key != "post_processing_fn":
+            refusal = _refusal(key, value)
+            if refusal is not None:
+                messages[key] = f"transformers rejects this value: {refusal}"
     return messages
 
 
 def _are_stop_strings(value: Any) -> bool:
-    strings = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return True
+    strings = value if isinstance(value, list) else [value]
     return all(isinstance(string, str) and string for string in strings)
 
 
 def _refusal(key: str, value: Any) -> str | None:
     """Return transformers' error about one argument, or None; its warnings about combinations are silenced."""
-    adviser = logging.getLogger("transformers.generation.configuration_utils")
-    level = adviser.level
-    adviser.setLevel(logging.CRITICAL)
+    # One argument alone gives warnings that the whole set would not, such as a temperature without `do_sample`.
+    warnings_logger = logging.getLogger("transformers.generation.configuration_utils")
+    level = warnings_logger.level
+    warnings_logger.setLevel(logging.CRITICAL)
+
     try:
         GenerationConfig(**{key: value})
     except (ValueError, TypeError, AttributeError) as error:
         return str(error).partition("\n")[0]
     finally:
-        adviser.setLevel(level)
+        warnings_logger.setLevel(level)
     return None
 
 
@@ -146,7 +158,10 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+
+    # The CPU's generator is always saved; without `devices` those of all GPUs would be, too.
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         if device.type == "cpu":  # `torch.manual_seed` also formats a stack trace for each kind of absent accelerator
             torch.default_generator.manual_seed(seed)
         else:
@@ -170,7 +185,8 @@ class FirstTokenTemperature(LogitsProcessor):
     """
 
     def __init__(self, first: float, others: float) -> None:
-        self.temperature, self.others = first, others
+        self.temperature = first
+        self.others = others
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores `[n, vocab]`, divided by the temperature."""
@@ -191,6 +207,7 @@ class LogProbRecorder(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Record the log-probs of the tokens of the previous step, and return the scores."""
+        # The first call records nothing: the last token is still one of the prompt.
         self._record(input_ids[:, -1])
         self._last = scores.log_softmax(dim=-1)
         return scores
@@ -205,8 +222,11 @@ class LogProbRecorder(LogitsProcessor):
         Raises:
             ModelError: generation was not token by token.
         """
+        # No step follows the last one, in which its tokens would be known.
         self._record(episodes.response_ids[:, -1])
         self._last = None
+
+        # One step per token is what this processor relies on: an assistant model, for instance, proposes several.
         if not self._log_probs or len(self._log_probs) != episodes.response_ids.shape[1]:
             raise ModelError(
                 f"log-probs of {len(self._log_probs)} steps do not match responses of {episodes.response_ids.shape[1]} "
@@ -241,21 +261,28 @@ def separate_warpers(
     Raises:
         ModelError: an argument changes the distribution in another way.
     """
-    given = dict(arguments)
-    if unknown := [key for key in UNKNOWN_DISTRIBUTION if given.get(key) is not None]:
-        raise ModelError(f"the probabilities of sampled tokens are unknown with {unknown[0]} in generation_kwargs")
-    temperature = 1.0 if given.get("temperature") is None else given["temperature"]
+    remaining = dict(arguments)
+    for key in UNKNOWN_DISTRIBUTION:
+        if remaining.get(key) is not None:
+            raise ModelError(f"the probabilities of sampled tokens are unknown with {key} in generation_kwargs")
+
+    # In the order of transformers: the temperature first, since what is kept of the others depends on it.
+    temperature = 1.0 if remaining.get("temperature") is None else remaining["temperature"]
+    first = temperature if first_token_temperature is None else first_token_temperature
     processors: list[LogitsProcessor] = []
     if first_token_temperature is not None or temperature != 1:
-        first = temperature if first_token_temperature is None else first_token_temperature
         processors.append(FirstTokenTemperature(first, temperature))
+
     for key, (warper, neutral) in _WARPERS.items():
-        value = given.pop(key, 50 if key == "top_k" else None)
+        default = 50 if key == "top_k" else None  # transformers' defaults
+        value = remaining.pop(key, default)
         if value is not None and value != neutral:
             processors.append(warper(value))
-    if given.get("eta_cutoff"):
-        processors.append(EtaLogitsWarper(given["eta_cutoff"], device=str(device)))
-    return {**given, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eta_cutoff": 0.0}, processors
+    if remaining.get("eta_cutoff"):
+        processors.append(EtaLogitsWarper(remaining["eta_cutoff"], device=str(device)))
+
+    # Values without effect, where a missing argument would stand for transformers' default.
+    return {**remaining, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "eta_cutoff": 0.0}, processors
 
 
 _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
@@ -274,12 +301,19 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
         `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
         model's cache is of another kind.
     """
-    if ids.shape[1] == 1 or any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-        return None  # a sliding window drops tokens, and a recurrent state cannot be cut back
+    # A sliding window drops tokens, and a recurrent state cannot be cut back by a token. Prompts of a single token have
+    # nothing to share.
+    if ids.shape[1] == 1:
+        return None
+    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
+        return None
+
+    # With the mask: the id of padding may also be that of a real token. `rows`: each prompt's row in `unique`, [n].
     unique, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
     if len(unique) == len(ids):
         return None
     unique_ids, unique_mask = unique.chunk(2, dim=1)
+
     # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
     cache = model.generate(
         input_ids=unique_ids,
@@ -291,7 +325,9 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
     ).past_key_values
     if type(cache) is not DynamicCache:
         return None
-    cache.crop(-1)  # the model reads the last prompt token again and returns the logits of the first action
+
+    # Without the last prompt token: the model reads it again and returns the logits of the first action.
+    cache.crop(-1)
     cache.batch_select_indices(rows)
     return cache
 
@@ -370,32 +406,43 @@ class TextGenerator(GenerationEngine):
             ModelError: the model's probabilities are invalid; a prompt of a decoder-only model has no tokens;
                 transformers rejects the arguments; or there are stop strings and no tokenizer.
         """
+        # Padding on the side of the family: `generate` continues from the last column of a decoder-only model.
         device = self.model.device
         ids, mask = aligned(prompt_ids.to(device), prompt_mask.bool().to(device), self.prompt_side)
         if not self.is_encoder_decoder and not bool(mask.any(dim=1).all()):
             raise ModelError(NO_PROMPT)
-        given = self.generation_kwargs if generation_kwargs is None else generation_kwargs
+
+        # Stop strings are this library's own criterion: it ends at the same token as the environment does.
+        if generation_kwargs is None:
+            generation_kwargs = self.generation_kwargs
         arguments = generate_arguments(
-            given,
+            generation_kwargs,
             max_new_tokens=max_new_tokens,
             eos_token_ids=eos_token_ids,
             is_encoder_decoder=self.is_encoder_decoder,
         )
-        if strings := stop_strings_of(given):
+        strings = stop_strings_of(generation_kwargs)
+        if strings:
             if tokenizer is None:
                 raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
             arguments[STOP_STRINGS] = StopStrings(strings, tokenizer)
+
+        # The mode is restored at the end: evaluations also come in the middle of a training.
         was_training = self.model.training
         self.model.eval()
         try:
             with plain_generation(self.model), seeded(seed, device), self._autocast():
                 if not record_log_prob:
                     return self._episodes(ids, mask, arguments).trimmed()
+
+                # The recorder is the last processor, so the arguments that transformers would apply after it become
+                # processors before it.
                 arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
                 recorder = LogProbRecorder()
                 episodes = self._episodes(ids, mask, arguments, [*warpers, recorder])
                 return replace(episodes, behavior_log_prob=recorder.recorded(episodes)).trimmed()
         except RuntimeError as error:
+            # torch's message of `multinomial` for NaN, infinite or negative probabilities.
             if "probability tensor contains" not in str(error):
                 raise
             raise ModelError(f"the policy has diverged: its token probabilities are invalid ({error})") from error
@@ -407,14 +454,20 @@ class TextGenerator(GenerationEngine):
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
-        start = 1 if self.is_encoder_decoder else ids.shape[1]
         arguments = dict(arguments)
+
+        # A decoder's sequence begins with its start token, that of a decoder-only model with the prompt.
+        start = 1 if self.is_encoder_decoder else ids.shape[1]
         stops = arguments.pop(STOP_STRINGS, None)
         if stops is not None:
             arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, start)])
-        shares_prompts = self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments)
-        if shares_prompts and (cache := shared_prompt_cache(model, ids, mask)) is not None:
-            arguments["past_key_values"] = cache
+
+        # Equal prompts are computed once, unless an argument has an unknown effect on the cache (beams reorder it).
+        if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
+            cache = shared_prompt_cache(model, ids, mask)
+            if cache is not None:
+                arguments["past_key_values"] = cache
+
         try:
             sequences: Tensor = model.generate(
                 input_ids=ids,
@@ -425,12 +478,16 @@ class TextGenerator(GenerationEngine):
             )
         except (ValueError, TypeError) as error:
             raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
-        response_ids = sequences[:, start:]
+
+        # `generate` runs until the last response has ended; a response's columns after its end are cut off here.
+        response_ids = sequences[:, start:]  # [n, response_len]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         if stops is not None:
             for row, row_mask in enumerate(response_mask):
-                if (n_tokens := stops.n_tokens(response_ids[row][row_mask].tolist())) is not None:
-                    response_mask[row, n_tokens:], terminated[row] = False, True
+                n_tokens = stops.n_tokens(response_ids[row][row_mask].tolist())
+                if n_tokens is not None:
+                    response_mask[row, n_tokens:] = False
+                    terminated[row] = True
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
     def _autocast(self) -> AbstractContextManager[Any]:

@@ -76,7 +76,7 @@ def load_tokenizer(
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            _tokenizer_place(model_name, local_files_only=local_files_only),
+            _tokenizer_location(model_name, local_files_only=local_files_only),
             padding_side=padding_side,
             truncation_side=truncation_side,
             trust_remote_code=trust_remote_code,
@@ -84,6 +84,8 @@ def load_tokenizer(
         )
     except Exception as error:
         raise ModelError(cannot_load("tokenizer", model_name, error)) from error
+
+    # GPT-2 and Llama, for instance, have no pad token. Masks never depend on it, so any token will do.
     if tokenizer.pad_token is None and pad_token_as_eos_token:
         if tokenizer.eos_token is None:
             raise ModelError(f"the tokenizer of {model_name!r} has neither a pad token nor an end-of-text token")
@@ -118,6 +120,7 @@ def load_model(
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
+    # From the adapter down to the base, each of which may itself be an adapter.
     adapters: list[str] = []
     while (base := adapter_base(model_name)) is not None:
         if place_of(model_name) in adapters:
@@ -125,16 +128,21 @@ def load_model(
         adapters.append(place_of(model_name))
         model_name = base
     model_name = place_of(model_name)
-    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
     except Exception as error:
         raise ModelError(cannot_load(role, model_name, error)) from error
     if n_labels is not None:
         config.num_labels = n_labels
+
+    # In the config, before the model is built: layers read their rates from it only then.
     rates = dropout_rates(config)
     if not dropout:
         set_dropout_rates(config, dict.fromkeys(rates, 0.0))
+
+    # Weights are float32 whatever the checkpoint's precision: small steps of an optimizer are lost in bfloat16.
+    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
     model = load_complete(
         auto_class,
         model_name,
@@ -148,9 +156,15 @@ def load_model(
     )
     for folder in reversed(adapters):
         model = merge_adapter_folder(model, folder)
+
     # The language model of a multimodal model has its own nested config; keep only the rates of that part.
-    part = next((f"{name}." for name, value in vars(config).items() if type(value) is type(model.config)), "")
-    return model, {name.removeprefix(part): rate for name, rate in rates.items() if name.startswith(part)}
+    prefix = ""
+    for name, value in vars(config).items():
+        if type(value) is type(model.config):
+            prefix = f"{name}."
+            break
+    rates = {name.removeprefix(prefix): rate for name, rate in rates.items() if name.startswith(prefix)}
+    return model, rates
 
 
 def check_model_weights(
@@ -169,9 +183,9 @@ def check_model_weights(
     Raises:
         ModelError: weights are missing, or the folder cannot be read.
     """
-    place = whole_checkpoint(model_name, local_files_only=True)
+    folder = whole_checkpoint(model_name, local_files_only=True)
     return check_complete(
-        auto_class, place, role=role, model_name=place, unused=unused, trust_remote_code=trust_remote_code
+        auto_class, folder, role=role, model_name=folder, unused=unused, trust_remote_code=trust_remote_code
     )
 
 
@@ -191,15 +205,18 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
         return None
     if file is None:
         return None
+
     try:
         base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ModelError(cannot_load("adapter", model_name, error)) from error
+
     if not base:
         raise ModelError(
             f"the adapter {model_name!r} does not name its base model: set base_model_name_or_path in its "
             f"adapter_config.json"
         )
+    # transformers would take a folder that was moved for a hub id, and report that there is no such model.
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise ModelError(
             f"the adapter {model_name!r} was trained on {base!r}, which does not exist: restore that folder, or set "
@@ -211,7 +228,9 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
 def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
     """Return the location of a model's config and whole weights; for an adapter, those of its base."""
     base = adapter_base(model_name, local_files_only=local_files_only)
-    return place_of(model_name) if base is None else whole_checkpoint(base, local_files_only=local_files_only)
+    if base is None:
+        return place_of(model_name)
+    return whole_checkpoint(base, local_files_only=local_files_only)
 
 
 def load_model_config(
@@ -242,6 +261,8 @@ def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
     for name, value in vars(config).items():
         if isinstance(value, PretrainedConfig):
             rates |= {f"{name}.{nested}": rate for nested, rate in dropout_rates(value).items()}
+
+        # `dropout`, `attn_pdrop`, `decoder_layerdrop` ...; a flag of the same name is no rate.
         elif isinstance(value, float) and ("dropout" in name or "pdrop" in name or "layerdrop" in name):
             rates[name] = value
     return rates
@@ -256,6 +277,7 @@ def set_dropout_rates(config: PretrainedConfig, rates: Mapping[str, float]) -> N
 
 def without_output_layer(model: PreTrainedModel) -> PreTrainedModel:
     """Replace the language-model head by an identity, in place: a critic needs hidden states only."""
+    # Its name and place differ from family to family, so it is found by identity.
     head = model.get_output_embeddings()
     for parent in model.modules():
         for name, child in parent.named_children():
@@ -273,12 +295,13 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
 
-def _tokenizer_place(model_name: str, *, local_files_only: bool) -> str:
+def _tokenizer_location(model_name: str, *, local_files_only: bool) -> str:
+    """Return the location of a model's tokenizer; for an adapter saved without one, that of its base."""
     model_name = place_of(model_name)
     if (Path(model_name) / "tokenizer_config.json").is_file():
         return model_name
     base = adapter_base(model_name, local_files_only=local_files_only)
-    return model_name if base is None else _tokenizer_place(base, local_files_only=local_files_only)
+    return model_name if base is None else _tokenizer_location(base, local_files_only=local_files_only)
 
 
 class Networks(NamedTuple):
@@ -299,28 +322,39 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
     """
     if arguments.critic_model is not None and arguments.critic != "separate":
         raise ModelError("critic_model requires critic: separate")
+
+    # Frozen before it is copied: copies share frozen weights, so that with adapters there is one base in memory.
     policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
     if arguments.peft is not None:
-        policy.requires_grad_(False)  # before it is copied: copies share frozen weights
+        policy.requires_grad_(False)
 
-    def other(model_name: str | None, role: str, unused: Unused | None = None) -> PreTrainedModel:
+    def load_or_copy(model_name: str | None, role: str, unused: Unused | None = None) -> PreTrainedModel:
         """Return a network from another checkpoint, or a copy of the policy."""
         if model_name in (None, arguments.model_name):
             return copy_sharing_frozen(policy)
         return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
 
-    critic = other(arguments.critic_model, "critic", output_layer) if arguments.critic == "separate" else None
-    role = "reference" if arguments.teacher_model is None else "teacher"
-    reference = other(arguments.kl_model, role).requires_grad_(False) if use_reference else None
-    trained = [model for model in (policy, critic) if model is not None]
+    # A critic without an output layer in its checkpoint is complete: that layer is removed below.
+    critic = None
+    if arguments.critic == "separate":
+        critic = load_or_copy(arguments.critic_model, "critic", output_layer)
+    reference = None
+    if use_reference:
+        role = "reference" if arguments.teacher_model is None else "teacher"
+        reference = load_or_copy(arguments.kl_model, role).requires_grad_(False)
+
+    # Adapters come after the copies: policy and critic have their own, the reference has none.
+    trained = [policy] if critic is None else [policy, critic]
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)
-    for model in trained:
-        if arguments.peft is not None:
+        for model in trained:
             add_lora(model, arguments.peft, dropout=arguments.dropout)
-        if arguments.gradient_checkpointing:
+    if arguments.gradient_checkpointing:
+        for model in trained:
             checkpoint_activations(model)
-    return Networks(policy, None if critic is None else without_output_layer(critic), reference, dropout_rates)
+    if critic is not None:
+        critic = without_output_layer(critic)
+    return Networks(policy, critic, reference, dropout_rates)
 
 
 def _load(
@@ -365,9 +399,11 @@ def save_language_model(
         if has_lora(model) and not merge:
             save_adapters(model, folder)
         else:
-            _save_whole(merged(model) if has_lora(model) else model, folder, checkpoint_dropout)
+            whole = merged(model) if has_lora(model) else model
+            _save_whole(whole, folder, checkpoint_dropout)
     except SafetensorError as error:  # raised by safetensors if the disk is full
         raise OSError(str(error)) from error
+
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
@@ -384,6 +420,7 @@ def load_value_head(head: nn.Linear, critic_model: str) -> None:
     Raises:
         ModelError: the file cannot be read, or belongs to a network of another size.
     """
+    # Only a critic that `save_critic` saved has such a file; any other model gives the network alone.
     file = cached_file(place_of(critic_model), VALUE_HEAD, _raise_exceptions_for_missing_entries=False)
     if file is None:
         return
@@ -391,6 +428,7 @@ def load_value_head(head: nn.Linear, critic_model: str) -> None:
         weight = load_file(file)["weight"]
     except (SafetensorError, KeyError, OSError) as error:
         raise ModelError(f"cannot load the value head {file}: {error}") from error
+
     if weight.shape != head.weight.shape:
         raise ModelError(f"{file} is a value head for {weight.shape[-1]} features, not {head.in_features}")
     with torch.no_grad():
@@ -403,18 +441,21 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     Raises:
         ModelError: a pattern matches no parameter.
     """
+    # A pattern with a typing error would freeze nothing, silently.
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not any(re.search(pattern, name) for name in names):
             raise ModelError(
                 f"critic_frozen: {pattern!r} matches no parameter of the critic; it has {', '.join(names)}"
             )
+
     for name, parameter in model.named_parameters():
         if any(re.search(pattern, name) for pattern in patterns):
             parameter.requires_grad_(False)
 
 
 def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
+    """Save a model whose config has the dropout rates of its checkpoint, not those that it is trained with."""
     rates = dropout_rates(model.config)
     try:
         set_dropout_rates(model.config, checkpoint_dropout)

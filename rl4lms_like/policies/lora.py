@@ -47,6 +47,8 @@ def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: b
     fields = LoraArguments(**peft).fields()
     if not dropout:
         fields["lora_dropout"] = 0.0
+
+    # The task decides nothing in training; PEFT's loader chooses the class of its wrapper by it.
     task = "SEQ_2_SEQ_LM" if is_encoder_decoder else "CAUSAL_LM"
     return _library().LoraConfig(**fields, task_type=task)
 
@@ -83,11 +85,14 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
     """
     config = lora_config(peft, dropout=dropout, is_encoder_decoder=bool(model.config.is_encoder_decoder))
     name = str(model.name_or_path)
+
+    # Into the model itself, not by `get_peft_model`: its wrapper is no `PreTrainedModel`.
     with _quietly():
         try:
             _library().inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=empty)
         except (ValueError, TypeError) as error:
             raise ModelError(f"peft does not fit the model {name!r}: {error}") from error
+
     model._hf_peft_config_loaded = True  # makes transformers treat it as a model with adapters
     config.base_model_name_or_path = _lasting(name)
     _refuse_tied(model)
@@ -101,36 +106,49 @@ def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, 
     Raises:
         ModelError: a name matches no layer.
     """
-    layers = [name for model in models for name, _ in model.named_modules()]
-    asked = [
-        (field, name, re.escape(name))
-        for field in ("target_modules", "exclude_modules")
-        if isinstance(peft.get(field), list)
-        for name in peft[field]
-    ]
-    asked += [(field, name, name) for field in ("rank_pattern", "alpha_pattern") for name in peft.get(field) or ()]
-    for field, name, pattern in asked:
-        if not any(re.fullmatch(rf"(.*\.)?({pattern})", layer) for layer in layers):
-            near = difflib.get_close_matches(name, {layer.rpartition(".")[2] for layer in layers}, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; its layers: {', '.join(_linear_layers(models))}"
-            places = " or ".join(dict.fromkeys(repr(str(model.name_or_path)) for model in models))
-            raise ModelError(f"peft.{field}: {name!r} is not a layer of {places}{hint}")
+    layers: list[str] = []
+    for model in models:
+        layers += [name for name, _ in model.named_modules()]
+
+    # As PEFT compares them: with a whole name, or with its end after a dot.
+    for field, name, pattern in _layer_patterns(peft):
+        if any(re.fullmatch(rf"(.*\.)?({pattern})", layer) for layer in layers):
+            continue
+        near = difflib.get_close_matches(name, {layer.rpartition(".")[2] for layer in layers}, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its layers: {', '.join(_linear_layers(models))}"
+        models_named = " or ".join(dict.fromkeys(repr(str(model.name_or_path)) for model in models))
+        raise ModelError(f"peft.{field}: {name!r} is not a layer of {models_named}{hint}")
+
+
+def _layer_patterns(peft: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return the names of layers in `peft`: field, name, and the regular expression that it stands for."""
+    patterns: list[tuple[str, str, str]] = []
+    for field in ("target_modules", "exclude_modules"):
+        names = peft.get(field)
+        if isinstance(names, list):  # a text is a regular expression, or `all-linear`
+            patterns += [(field, name, re.escape(name)) for name in names]
+
+    # The keys of the mappings are regular expressions themselves.
+    for field in ("rank_pattern", "alpha_pattern"):
+        patterns += [(field, name, name) for name in peft.get(field) or ()]
+    return patterns
 
 
 def _linear_layers(models: Sequence[nn.Module]) -> list[str]:
     """Return the last parts of the names of all layers with a weight matrix, except embeddings."""
-    found = [(name, part) for model in models for name, part in model.named_modules() if name]
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, part in found
-            if getattr(getattr(part, "weight", None), "ndim", 0) == 2 and not isinstance(part, nn.Embedding)
-        }
-    )
+    names = set()
+    for model in models:
+        for name, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            is_matrix = getattr(weight, "ndim", 0) == 2
+            if name and is_matrix and not isinstance(module, nn.Embedding):
+                names.add(name.rpartition(".")[2])
+    return sorted(names)
 
 
 def copy_sharing_frozen(model: PreTrainedModel) -> PreTrainedModel:
     """Copy a module tree with its trainable weights; the frozen weights are shared with the original."""
+    # `deepcopy` takes what the memo has under a tensor's id for its copy.
     shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
     return copy.deepcopy(model, shared)
 
@@ -149,12 +167,16 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
         model: a model with adapters; not changed.
     """
     plain = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+
+    # `merge` adds to the base weight in place, which is still that of `model`: hence the clone.
     for name, layer in list(_adapted(plain)):
         base = layer.get_base_layer()
         base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
         layer.merge()
         parent, _, child = name.rpartition(".")
         setattr(plain.get_submodule(parent), child, base)
+
+    # transformers no longer takes it for a model with adapters.
     plain._hf_peft_config_loaded = False
     del plain.peft_config
     return plain
@@ -167,12 +189,17 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+
+    # The prefix is that of PEFT's wrapper around a model, which its loader expects.
     weights = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     named = {f"base_model.model.{name}": weight.contiguous() for name, weight in weights.items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    # A set's order differs from process to process, and files of equal runs should be equal.
     config = copy.copy(model.peft_config[NAME])
     for name in ("target_modules", "exclude_modules"):
-        if isinstance(names := getattr(config, name), set):  # a set's order differs from process to process
+        names = getattr(config, name)
+        if isinstance(names, set):
             setattr(config, name, sorted(names))
     config.save_pretrained(folder)
     if model.can_generate():
@@ -192,6 +219,8 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     """
     peft = _library()
     trained = {name for name, weight in base.named_parameters() if weight.requires_grad}
+
+    # PEFT only warns of weights that the folder lacks, and would leave them as they were initialized.
     with _quietly():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try:
@@ -202,6 +231,8 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
             raise ModelError(
                 f"the adapter {folder!r} cannot be merged into its base {base.name_or_path!r}: {reason}"
             ) from error
+
+    # PEFT froze all weights. The name is that of the adapter, which messages and the next adapter's config show.
     model.name_or_path = folder
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in trained)
@@ -230,11 +261,14 @@ def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
 
 def _refuse_tied(model: PreTrainedModel) -> None:
     """Raise if a weight with an adapter is tied to another layer, because it could not be merged."""
-    places: dict[int, list[str]] = {}
+    # Tied weights are one tensor under several names.
+    layers_of_weight: dict[int, list[str]] = {}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        places.setdefault(id(weight), []).append(name.removesuffix(".weight"))
+        layers_of_weight.setdefault(id(weight), []).append(name.removesuffix(".weight"))
+
     for name, layer in _adapted(model):
-        others = [place for place in places[id(layer.get_base_layer().weight)] if place != f"{name}.base_layer"]
+        layers = layers_of_weight[id(layer.get_base_layer().weight)]
+        others = [other for other in layers if other != f"{name}.base_layer"]
         if others:
             raise ModelError(
                 f"peft adds an adapter to {name!r}, whose weights are tied to {others[0]!r}: the adapter could not be "

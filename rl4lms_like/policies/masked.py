@@ -62,6 +62,8 @@ class MaskRule:
             allowed = top_p_mask(logits, self.top_mask, self.min_tokens_to_keep)
         else:
             allowed = top_k_mask(logits, int(self.top_mask))
+
+        # A response must always be able to end.
         return with_tokens(allowed, self.special_token_ids)
 
 
@@ -83,6 +85,8 @@ class MaskDecoder:
         self._known = set(inspect.signature(model.forward).parameters)
         self._uses_cache = n_beams == 1 and "past_key_values" in self._known
         self._cache: Any = None
+
+        # The encoder runs once per prompt; its states [n * n_beams, prompt_len, d] are those of all steps.
         self._encoded: Any = None
         if model.config.is_encoder_decoder:
             self._encoded = model.get_encoder()(input_ids=prompt_ids, attention_mask=prompt_mask.long())
@@ -94,21 +98,27 @@ class MaskDecoder:
         Args:
             input_ids: ids that `generate` has so far: prompt and response, or start token and response.
         """
+        # With a cache, only the token of the last step is new.
         new_ids = input_ids if self._cache is None else input_ids[:, -1:]
         if self._encoded is None:
             inputs = self._causal_inputs(new_ids, input_ids.shape[1])
         else:
             inputs = {"encoder_outputs": self._encoded, "decoder_input_ids": new_ids, "past_key_values": self._cache}
             inputs["attention_mask"] = self.prompt_mask
+
         output = self.model(**inputs, use_cache=self._uses_cache)
-        self._cache = output.past_key_values if self._uses_cache else None
+        if self._uses_cache:
+            self._cache = output.past_key_values
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
     def _causal_inputs(self, new_ids: Tensor, length: int) -> dict[str, Any]:
         """Return a decoder-only model's inputs for `new_ids`, the last of `length` tokens, not in the cache."""
-        written = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
-        mask = torch.cat([self.prompt_mask, written], dim=1)
+        # What was generated is never padding: a response that has ended is ignored later.
+        response_mask = self.prompt_mask.new_ones(len(new_ids), length - self.prompt_mask.shape[1])
+        mask = torch.cat([self.prompt_mask, response_mask], dim=1)
+
+        # Positions from the mask, as in teacher forcing. Families differ in which of these arguments they have.
         positions = (mask.cumsum(dim=1) - 1).clamp_min(0)[:, -new_ids.shape[1] :]
         optional = {"position_ids": positions, "logits_to_keep": 1, "past_key_values": self._cache}
         known = {name: value for name, value in optional.items() if name in self._known}
@@ -135,10 +145,16 @@ class MaskProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores `[n, vocab]` with -inf for tokens that are not allowed."""
-        allowed = self.rule.allowed(scores if self.decoder is None else self.decoder.next_logits(input_ids))
+        judged = scores if self.decoder is None else self.decoder.next_logits(input_ids)
+        allowed = self.rule.allowed(judged)  # [n, vocab]
+
+        # If transformers' rules exclude all that the mask allows, everything is allowed at that step: a row without
+        # any possible token cannot be sampled from.
         possible = scores > torch.finfo(scores.dtype).min  # `remove_invalid_values` turns -inf into this minimum
         nothing_left = ~(allowed & possible).any(dim=1, keepdim=True)
         allowed |= nothing_left
+
+        # Packed at once: 1 bit per token instead of a byte, for every step of the generation.
         if self.record:
             self._steps.append(pack(allowed))
         return scores.masked_fill(~allowed, -torch.inf)
@@ -149,11 +165,14 @@ class MaskProcessor(LogitsProcessor):
         Raises:
             ModelError: the masks do not match the episodes, because generation was not token by token.
         """
-        steps = torch.stack(self._steps, dim=1)
+        # One mask per column of the responses, and each allows the action that was chosen with it: otherwise the steps
+        # were those of another mode of generation.
+        steps = torch.stack(self._steps, dim=1)  # [n, n_steps, n_bytes]
         if steps.shape[:2] == episodes.response_mask.shape:
             masks = steps[episodes.response_mask]
             if bool(contains(masks, episodes.actions).all()):
                 return masks
+
         raise ModelError(
             f"the masks of {steps.shape[1]} steps do not match responses of {episodes.response_ids.shape[1]} tokens: "
             f"a maskable policy must generate token by token; remove other generation modes (assistants, prompt "
@@ -183,14 +202,19 @@ class MaskedTextGenerator(TextGenerator):
     def _episodes(
         self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
     ) -> EpisodeBatch:
+        # A new decoder for each generation: it holds the cache of these prompts.
         n_beams = arguments.get("num_beams") or 1
         decoder = None
         if self.mask_model is not None:
             with self._autocast():
                 decoder = MaskDecoder(self.mask_model, ids, mask, n_beams=n_beams)
+
+        # First of the processors: the temperature, `top_k` ... apply to the allowed tokens.
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
         episodes = super()._episodes(ids, mask, arguments, [processor, *processors])
-        return replace(episodes, allowed=processor.recorded(episodes)) if processor.record else episodes
+        if not processor.record:
+            return episodes
+        return replace(episodes, allowed=processor.recorded(episodes))
 
 
 @torch.no_grad()
@@ -210,15 +234,21 @@ def check_mask_parity(reader: EpisodeReader, name: str, *, in_bfloat16: bool = F
     """
     model = reader.model
     probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
+
+    # The ids as `generate` has them: the prompt or the start token, then the response.
     start = getattr(reader, "start_token_id", None)
-    written = probe.prompt_ids if start is None else torch.full_like(probe.prompt_ids[:, :1], start)
-    written = torch.cat([written, probe.response_ids], dim=1)
+    beginning = probe.prompt_ids if start is None else torch.full_like(probe.prompt_ids[:, :1], start)
+    ids = torch.cat([beginning, probe.response_ids], dim=1)
+
+    # Step by step, each with the ids before the token that it chooses, and the same in one pass.
     n_steps = probe.response_ids.shape[1]
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
         decoder = MaskDecoder(model, probe.prompt_ids, probe.prompt_mask)
-        steps = [decoder.next_logits(written[:, : step - n_steps]) for step in range(n_steps)]
-        forced = reader.logits(probe)
+        steps = [decoder.next_logits(ids[:, : step - n_steps]) for step in range(n_steps)]
+        forced = reader.logits(probe)  # [n * n_steps, vocab]
     stepped = torch.stack(steps, dim=1).flatten(0, 1)
+
+    # `not <=` instead of `>`: NaN is an error too.
     gap = float((stepped.log_softmax(dim=-1) - forced.log_softmax(dim=-1)).abs().max())
     if not gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE):
         raise ParityError(
@@ -267,14 +297,18 @@ class MaskablePolicy(LMActorCriticPolicy):
 
     def _load(self, use_reference: bool) -> None:
         super()._load(use_reference)
+
+        # The mask model that was saved with the policy, else a copy of it. Without adapters: these are merged into
+        # copies of their weights, so that `update_mask_model` can pair the weights.
         self.mask_model: PreTrainedModel | None = None
+        self.mask_reader: EpisodeReader | None = None
         if self.arguments.mask_type != "topk":
             self.mask_model = load_mask_model(self.auto_class, self.arguments)
             if self.mask_model is None:
                 policy = self.policy_model
                 self.mask_model = merged(policy) if has_lora(policy) else copy_sharing_frozen(policy)
             self.mask_model.requires_grad_(False)
-        self.mask_reader: EpisodeReader | None = None if self.mask_model is None else self.reader_class(self.mask_model)
+            self.mask_reader = self.reader_class(self.mask_model)
         self.generator = _generator(self.policy_model, self.mask_model, self.arguments, self._special_token_ids)
 
     def _check_parity(self) -> None:
@@ -305,24 +339,32 @@ class MaskablePolicy(LMActorCriticPolicy):
             return
         policy = merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
         new_fraction = 1.0 - (self.arguments.mask_ema or 0.0)
+
+        # A frozen weight that both models share is one tensor, with nothing to average.
         for mine, theirs in zip(self.mask_model.parameters(), policy.parameters(), strict=True):
-            if mine is theirs:  # a frozen weight that both models share
+            if mine is theirs:
                 continue
             if new_fraction == 1.0:
                 mine.copy_(theirs)
             else:
                 mine.lerp_(theirs, new_fraction)
+
+        # Buffers are no weights to average: counters, for instance, or tables.
         for buffer, other in zip(self.mask_model.buffers(), policy.buffers(), strict=True):
             buffer.copy_(other)
 
     def training_state(self) -> dict[str, Tensor]:
         """Return the state of `LMActorCriticPolicy` and the mask model's own weights."""
-        named = super().training_state()
+        state = super().training_state()
         if self.mask_model is None:
-            return named
+            return state
+
+        # Without the frozen weights that it shares with the policy, which never change.
         shared = {parameter.data_ptr() for parameter in self.policy_model.parameters()}
-        own = {f"mask_model.{name}": each.data for name, each in self.mask_model.named_parameters()}
-        return named | {name: weight for name, weight in own.items() if weight.data_ptr() not in shared}
+        for name, weight in self.mask_model.named_parameters():
+            if weight.data_ptr() not in shared:
+                state[f"mask_model.{name}"] = weight.data
+        return state
 
     def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
         """Save as in `LMActorCriticPolicy`, and the mask model in `mask_model/`, from which policies load it."""
@@ -353,6 +395,7 @@ def masked_generator(
         arguments: arguments of the policy.
         special_token_ids: always allowed; default: those of the model's config.
     """
+    # As at the start of a run, when the mask model is a copy of the policy.
     mask_model = load_mask_model(auto_class_of(model.config), arguments)
     if mask_model is None:
         mask_model = model
@@ -385,7 +428,12 @@ def own_special_tokens(model: PreTrainedModel) -> list[int]:
     for config in (model.config.get_text_config(), model.generation_config):
         for name in ("eos_token_id", "pad_token_id", "bos_token_id"):
             value = getattr(config, name, None)
-            ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
+
+            # Families with several end tokens have a list.
+            if isinstance(value, list | tuple):
+                ids.update(value)
+            elif value is not None:
+                ids.add(value)
     return sorted(ids)
 
 
@@ -398,16 +446,19 @@ def _generator(
     vocab_size = int(model.config.get_text_config().vocab_size)
     if mask_model is not None and mask_model.config.get_text_config().vocab_size != vocab_size:
         raise ModelError(f"the mask model saved with {arguments.model_name!r} and the policy differ in vocabulary")
+
+    # A tokenizer may have more tokens than the model.
     special = own_special_tokens(model) if special_token_ids is None else special_token_ids
+    rule = MaskRule(
+        arguments.mask_type,
+        arguments.top_mask,
+        arguments.min_tokens_to_keep,
+        tuple(sorted(id for id in set(special) if id < vocab_size)),
+    )
     return MaskedTextGenerator(
         model,
         mask_model if arguments.mask_type != "topk" else None,
-        MaskRule(
-            arguments.mask_type,
-            arguments.top_mask,
-            arguments.min_tokens_to_keep,
-            tuple(sorted(id for id in set(special) if id < vocab_size)),  # a tokenizer may have more than the model
-        ),
+        rule,
         generation_kwargs=arguments.generation_kwargs,
         prompt_truncation_side=arguments.prompt_truncation_side,
         bfloat16=arguments.dtype == "bfloat16",

@@ -47,15 +47,18 @@ RESPONSE_LENGTH = 4
 
 def probe_episodes(vocab_size: int, prompt_side: Literal["left", "right"]) -> EpisodeBatch:
     """Return two short random episodes with prompts of unequal length."""
+    # A generator of its own: the check must not change the random numbers of the run.
     generator = torch.Generator().manual_seed(0)
     width = max(PROMPT_LENGTHS)
     prompt_ids = torch.randint(0, vocab_size, (len(PROMPT_LENGTHS), width), generator=generator)
     lengths = torch.tensor(PROMPT_LENGTHS)[:, None]
     columns = torch.arange(width)
-    mask = columns >= width - lengths if prompt_side == "left" else columns < lengths
+    mask = columns >= width - lengths if prompt_side == "left" else columns < lengths  # [n, width]
+
     response_ids = torch.randint(0, vocab_size, (len(PROMPT_LENGTHS), RESPONSE_LENGTH), generator=generator)
     response_mask = torch.ones_like(response_ids).bool()
-    return EpisodeBatch(prompt_ids, mask, response_ids, response_mask, response_mask[:, 0], prompt_side=prompt_side)
+    terminated = response_mask[:, 0]  # all True; scoring does not read it
+    return EpisodeBatch(prompt_ids, mask, response_ids, response_mask, terminated, prompt_side=prompt_side)
 
 
 @torch.no_grad()
@@ -74,7 +77,14 @@ def parity_gap(
     device = prompt_ids.device
     model: Any = reader.model
     start = 1 if reader.is_encoder_decoder else prompt_ids.shape[1]
-    pad, any_token = [pad_token_id(model.config)], list(range(model.config.get_text_config().vocab_size))
+
+    # With `with_pad`, only the pad token is possible at the first step, and every token at all others.
+    pad = [pad_token_id(model.config)]
+    any_token = list(range(model.config.get_text_config().vocab_size))
+
+    def possible_tokens(_: int, ids: Tensor) -> list[int]:
+        return pad if len(ids) == start else any_token
+
     with plain_generation(model), seeded(0, device):
         output = model.generate(
             input_ids=prompt_ids,
@@ -83,16 +93,20 @@ def parity_gap(
             top_k=0,
             max_new_tokens=max_new_tokens,
             eos_token_id=None,
-            prefix_allowed_tokens_fn=(lambda _, ids: pad if len(ids) == start else any_token) if with_pad else None,
+            prefix_allowed_tokens_fn=possible_tokens if with_pad else None,
             output_logits=True,
             return_dict_in_generate=True,
         )
+
+    # The same responses, teacher-forced. No end tokens, so every token of a response is an action.
     response_ids = output.sequences[:, start:]
-    everything = torch.ones_like(response_ids).bool()
+    response_mask = torch.ones_like(response_ids).bool()
     episodes = EpisodeBatch(
-        prompt_ids, prompt_mask, response_ids, everything, ~everything[:, 0], prompt_side=reader.prompt_side
+        prompt_ids, prompt_mask, response_ids, response_mask, ~response_mask[:, 0], prompt_side=reader.prompt_side
     )
-    raw = torch.stack(output.logits, dim=1).float().log_softmax(dim=-1)
+
+    # `logits` are those before all processing by `generate`, also where the pad token is forced.
+    raw = torch.stack(output.logits, dim=1).float().log_softmax(dim=-1)  # [n, response_len, vocab]
     sampled = raw.gather(2, response_ids[:, :, None]).squeeze(2)
     return float((_log_probs(reader, episodes) - sampled).abs().max())
 
@@ -105,12 +119,17 @@ def padding_gap(reader: EpisodeReader, episodes: EpisodeBatch) -> float:
         reader: reader of a model in evaluation mode, after `probe_head`.
         episodes: episodes padded to the width of the longest.
     """
-    together = _log_probs(reader, episodes)
-    n, prompt_len, response_len = episodes.n_episodes, episodes.prompt_ids.shape[1], episodes.response_ids.shape[1]
+    together = _log_probs(reader, episodes)  # [n, response_len]
+    prompt_len = episodes.prompt_ids.shape[1]
+    response_len = episodes.response_ids.shape[1]
+
+    # More padding than real tokens.
     wider = _log_probs(reader, episodes.widened(2 * prompt_len + 1, 2 * response_len + 1))
     gaps = [(wider[:, :response_len] - together).abs().max()]
-    for row in range(n):
-        twice = torch.tensor([row, row], device=together.device)  # a batch of one would be compiled separately
+
+    # No padding at all. Each episode twice, since a batch of one would be compiled separately.
+    for row in range(episodes.n_episodes):
+        twice = torch.tensor([row, row], device=together.device)
         alone = _log_probs(reader, episodes.select(twice))
         gaps.append((alone - together[twice, : alone.shape[1]]).abs().max())
     return float(torch.stack(gaps).max())
@@ -148,8 +167,12 @@ def check_parity(
         )
 
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+        # First of all: with NaN every comparison below would fail too, and blame something else.
         with torch.no_grad():
             require_finite(model, name, _log_probs(reader, probe))
+
+        # `not <=` in all comparisons: a gap that is NaN is an error too. If only responses with a pad token fail, the
+        # model can be trained without it.
         with_pad = pad not in never_written
         generated = gap_to_generate(with_pad=with_pad)
         if with_pad and not generated <= tolerance and gap_to_generate(with_pad=False) <= tolerance:
@@ -166,6 +189,7 @@ def check_parity(
                 f"types), its cache is faulty, or its generate() alters logits. Try attn_implementation: eager, or "
                 f"report the family."
             )
+
         padded = padding_gap(reader, probe)
     if not padded <= tolerance:
         raise ParityError(
@@ -189,7 +213,9 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
         has_head: False for a critic, which has no output layer.
         in_bfloat16: check under bfloat16 autocast.
     """
+    # Any exception is a reason not to share: unlike a wrong log-prob, computing a prompt several times is only slower.
     model = reader.model
+    tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE
     try:
         with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
             gap = sharing_gap(reader, has_head=has_head)
@@ -200,10 +226,11 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
     else:
         if longest_independent_of_batch(model.config) is not None:
             reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
-        elif gap <= (TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE):
+        elif gap <= tolerance:
             return True
         else:
             reason = f"outputs differ by {gap:.3g} if it is computed once"
+
     logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
     return False
 
@@ -219,19 +246,31 @@ def sharing_gap(reader: EpisodeReader, *, has_head: bool = True) -> float:
         reader: reader of a model in evaluation mode.
         has_head: False for a critic, which has no output layer.
     """
+    # Two prompts with mixed responses: episodes in the order of their prompts would hide a wrong index.
     vocab_size = int(reader.model.config.get_text_config().vocab_size)
     rows = torch.tensor([0, 1, 0, 1, 1])
     probe = probe_episodes(vocab_size, reader.prompt_side).select(rows)
+
+    # Different responses, so that one which continues the prompt of another is noticed.
     responses = (probe.response_ids + torch.arange(len(rows))[:, None]) % vocab_size
     probe = replace(probe, response_ids=responses, prompt_rows=rows).to(reader.model.device)
-    separate, shared = type(reader)(reader.model), type(reader)(reader.model)
+
+    # New readers, which compile nothing: the given one may be compiled.
+    separate = type(reader)(reader.model)
+    shared = type(reader)(reader.model)
     shared.shares_prompts = True
-    states = separate.states(probe).float()
+
+    states = separate.states(probe).float()  # [n_tokens, d]
     gap = float((shared.states(probe) - states).abs().max() / states.abs().max())
-    if has_head:
-        log_probs, others = (each.logits(probe).log_softmax(dim=-1) for each in (separate, shared))
-        gap = max(gap, float((others - log_probs).abs().max()))
-    if has_head and not reader.is_encoder_decoder:
+    if not has_head:
+        return gap
+
+    log_probs = separate.logits(probe).log_softmax(dim=-1)  # [n_tokens, vocab]
+    log_probs_shared = shared.logits(probe).log_softmax(dim=-1)
+    gap = max(gap, float((log_probs_shared - log_probs).abs().max()))
+
+    # `generate` shares prompts of decoder-only models. Its first token is that of each response's first action.
+    if not reader.is_encoder_decoder:
         gap = max(gap, _generation_gap(reader.model, probe, log_probs[::RESPONSE_LENGTH]))
     return gap
 
@@ -262,6 +301,8 @@ def require_finite(model: PreTrainedModel, name: str, numbers: Tensor) -> None:
     """
     if bool(numbers.isfinite().all()):
         return
+
+    # Weights that are not finite are a damaged checkpoint; finite ones can still overflow.
     broken = [key for key, weight in model.named_parameters() if not bool(weight.isfinite().all())]
     cause = "its weights are finite, so its activations overflow their precision"
     if broken:
@@ -316,14 +357,16 @@ def longest_independent_of_batch(config: PretrainedConfig) -> int | None:
     Rotary positions of the types `dynamic` and `longrope` depend on the longest text of a batch if it is longer than
     the pretraining length.
     """
+    # Families with several types of layers have a mapping for each type; the others have one for all.
     config = config.get_text_config()
     parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer_type = [each for each in parameters.values() if isinstance(each, Mapping)] or [parameters]
+    by_layer_type = [rotary for rotary in parameters.values() if isinstance(rotary, Mapping)] or [parameters]
+
     limits = []
-    for each in by_layer_type:
-        kind = str(each.get("rope_type"))
+    for rotary in by_layer_type:
+        kind = str(rotary.get("rope_type"))
         if "dynamic" in kind or kind == "longrope":
-            limits.append(each.get("original_max_position_embeddings") or config.max_position_embeddings)
+            limits.append(rotary.get("original_max_position_embeddings") or config.max_position_embeddings)
     return min(limits, default=None)
 
 

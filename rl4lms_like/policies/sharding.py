@@ -36,9 +36,12 @@ class ShardedNetwork:
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        self._blocks = [shard(block, mesh) for block in reversed(blocks_of(model))]  # inner ones first
+        # Inner modules first: each unit has the weights that are not split yet.
+        self._blocks = [shard(block, mesh) for block in reversed(blocks_of(model))]
         self._root = shard(_Root(model), mesh)
-        self._root(_nothing)  # the first module that runs becomes the root
+
+        # The first module that runs becomes FSDP's root: an empty pass makes it this one.
+        self._root(_nothing)
         self._is_gathered = False
         self.reshard()
 
@@ -58,9 +61,11 @@ class ShardedNetwork:
     @contextmanager
     def gathered(self) -> Iterator[None]:
         """Keep all weights whole within the block. All processes enter it together; within it they are independent."""
+        # Within another such block, whose end frees the weights.
         if self._is_gathered:
             yield
             return
+
         self._keep(True)
         try:
             for unit in (*self._blocks, self._root):
@@ -71,6 +76,7 @@ class ShardedNetwork:
             self.reshard()
 
     def _keep(self, keep: bool) -> None:
+        """Choose whether blocks stay whole after a forward pass. The root does so anyway."""
         self._is_gathered = keep
         for block in self._blocks:
             block.set_reshard_after_forward(not keep, recurse=False)
@@ -116,14 +122,15 @@ def whole(tensor: Tensor) -> Tensor:
     return split.full_tensor() if is_split(tensor) else tensor
 
 
-def like(own: Tensor, value: Tensor) -> Tensor:
-    """Return this process's part of a whole tensor if `own`, of the same shape, is split; otherwise the whole one."""
-    if not is_split(own) or own.shape != value.shape:
+def like(template: Tensor, value: Tensor) -> Tensor:
+    """Return this process's part of a whole tensor if `template`, of its shape, is split; otherwise the whole one."""
+    if not is_split(template) or template.shape != value.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    split: Any = own
-    return distribute_tensor(value.to(own.device), split.device_mesh, split.placements, src_data_rank=None)
+    # No source: every process has read the same value, so nothing is sent.
+    split: Any = template
+    return distribute_tensor(value.to(template.device), split.device_mesh, split.placements, src_data_rank=None)
 
 
 def is_split(tensor: Any) -> bool:
@@ -136,10 +143,14 @@ def plain_copy(model: Any) -> Any:
 
     FSDP's hooks on `state_dict` would split the weights of the model itself again.
     """
-    tensors = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    # Tied weights under each of their names; buffers that no state dict has are ignored (`strict=False`).
+    tensors: dict[str, Tensor] = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    state = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+
+    # On `meta`, the weights of the new model need no memory before they are replaced.
     with torch.device("meta"):
         copy = type(model)(model.config)
-    copy.load_state_dict({name: each.detach().cpu() for name, each in tensors.items()}, strict=False, assign=True)
+    copy.load_state_dict(state, strict=False, assign=True)
     copy.generation_config = model.generation_config
     return copy
 
@@ -154,23 +165,44 @@ def whole_in_main(modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer
         modules: their weights are replaced.
         optimizer: its moments are replaced too.
     """
-    owners: list[dict[str, Any]] = [part._parameters for module in modules for part in module.modules()]
-    if optimizer is not None:
-        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        owners += [optimizer.state[weight] for weight in weights if weight in optimizer.state]
-    places = [(owner, name, each) for owner in owners for name, each in owner.items() if is_split(each)]
-    is_main, found = torch.distributed.get_rank() == 0, {}
-    for each in dict.fromkeys(each for _, _, each in places):  # tied weights once
-        tensor = whole(each.detach())  # in all processes, one after the other
+    split = _split_tensors(modules, optimizer)
+
+    # Tied weights once. All processes gather each tensor together; the others drop it at once.
+    is_main = torch.distributed.get_rank() == 0
+    copies: dict[Tensor, nn.Parameter] = {}
+    for tensor in dict.fromkeys(tensor for _, _, tensor in split):
+        gathered = whole(tensor.detach())
         if is_main:
-            found[each] = nn.Parameter(tensor.cpu(), each.requires_grad)  # as a module needs it; harmless for moments
+            # A `Parameter`, as a module needs it; harmless for moments.
+            copies[tensor] = nn.Parameter(gathered.cpu(), tensor.requires_grad)
+
     try:
-        for owner, name, each in places if is_main else ():
-            owner[name] = found[each]
+        if is_main:
+            for holder, name, tensor in split:
+                holder[name] = copies[tensor]
         yield
     finally:
-        for owner, name, each in places:
-            owner[name] = each
+        for holder, name, tensor in split:
+            holder[name] = tensor
+
+
+def _split_tensors(
+    modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None
+) -> list[tuple[dict[str, Any], str, Any]]:
+    """Return the split weights of modules and the split moments of an optimizer: dictionary, key and tensor of each."""
+    holders: list[dict[str, Any]] = []
+    for module in modules:
+        holders += [submodule._parameters for submodule in module.modules()]
+    if optimizer is not None:
+        for group in optimizer.param_groups:
+            holders += [optimizer.state[weight] for weight in group["params"] if weight in optimizer.state]
+
+    split = []
+    for holder in holders:
+        for name, tensor in holder.items():
+            if is_split(tensor):
+                split.append((holder, name, tensor))
+    return split
 
 
 def _nothing() -> None:

@@ -109,7 +109,9 @@ class EpisodeReader(ABC):
     def split_weights(self, mesh: DeviceMesh) -> ShardedNetwork:
         """Split the model's weights over all processes; see `policies.sharding`."""
         self.network = ShardedNetwork(self.model, mesh)
-        for name in ("states", "final_states", "logits"):  # the methods that call modules of the model
+
+        # The methods that call modules of the model become forward passes of torch: its hooks gather the weights.
+        for name in ("states", "final_states", "logits"):
             setattr(self, name, partial(self.network.call, getattr(self, name)))
         return self.network
 
@@ -136,7 +138,8 @@ class EpisodeReader(ABC):
     @torch.no_grad()
     def probe_head(self, probe: EpisodeBatch) -> None:
         """Set `head_scale`: test on some episodes if a linear head reproduces the model's logits."""
-        self.head_scale = linear_head_scale(self.model, self.states(probe), self.logits(probe))
+        states = self.states(probe)
+        self.head_scale = linear_head_scale(self.model, states, self.logits(probe))
 
     def scores(self, episodes: EpisodeBatch, *, logits_budget: int) -> ActionScores:
         """Compute log-prob and entropy of each action over the allowed tokens.
@@ -145,13 +148,18 @@ class EpisodeReader(ABC):
             episodes: episodes to score; see `EpisodeBatch.allowed`.
             logits_budget: maximum number of logits kept for the backward pass.
         """
-        actions, allowed = episodes.actions, episodes.allowed
+        actions = episodes.actions  # [n_tokens]
+        allowed = episodes.allowed  # [n_tokens, n_bytes], or None
+
+        # No linear head: the model's forward computes the logits of all actions, [n_tokens, vocab], at once.
         if self.head_scale is None:
             logits = self.logits(episodes)
             if allowed is not None:
                 return ActionScores(*masked_scores_of_logits(logits, actions, allowed), states=None)
             log_prob, entropy = scores_of_logits(logits, actions)
             return ActionScores(log_prob, entropy, log_prob, states=None)
+
+        # With one, from the hidden states [n_tokens, d], and only as many logits at a time as the budget allows.
         states = self.states(episodes)
         head = current_head(self.model, self.head_scale)
         if allowed is not None:
@@ -165,6 +173,7 @@ class EpisodeReader(ABC):
         if self.head_scale is None:
             logits = self.logits(episodes)
         else:
+            # The product with the head in float32, as in `scores`.
             states = self.states(episodes)
             with torch.autocast(states.device.type, enabled=False):
                 logits = current_head(self.model, self.head_scale).logits(states)
@@ -179,12 +188,16 @@ class EpisodeReader(ABC):
         """
         if self.head_scale is None:
             return Distributions(self.logits(episodes), None)
-        states = self.states(episodes) if states is None else states
+        if states is None:
+            states = self.states(episodes)
         return Distributions(states, current_head(self.model, self.head_scale))
 
     def _shared_prompts(self, episodes: EpisodeBatch) -> tuple[Tensor, Tensor] | None:
         """Return `EpisodeBatch.shared_prompts`, or None if each episode's prompt is computed separately."""
-        return episodes.shared_prompts() if self.shares_prompts and not self.model.training else None
+        # In training mode a shared prompt would have one dropout mask for all of its responses.
+        if not self.shares_prompts or self.model.training:
+            return None
+        return episodes.shared_prompts()
 
 
 class PromptCache(DynamicCache):
@@ -204,8 +217,12 @@ class PromptCache(DynamicCache):
         """Store a layer's keys and values of prompts; put those of prompts in front of those of responses."""
         if self.rows is None:
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+        # `index_select` copies each prompt for its responses: [u, heads, prompt_len, d] -> [n, heads, prompt_len, d].
+        # Its backward pass sums the gradients of the responses into those of their prompt.
         prompts: Any = self.layers[layer_idx]
-        keys, values = (each.index_select(0, self.rows) for each in (prompts.keys, prompts.values))
+        keys = prompts.keys.index_select(0, self.rows)
+        values = prompts.values.index_select(0, self.rows)
         return torch.cat([keys, key_states], dim=-2), torch.cat([values, value_states], dim=-2)
 
 
@@ -222,9 +239,13 @@ class CausalReader(EpisodeReader):
 
     def __init__(self, model: PreTrainedModel, *, compile: bool = False) -> None:
         super().__init__(model)
-        self._has_trunk = model.base_model is not model
+
+        # The trunk gives hidden states without computing logits. A model without one returns itself as `base_model`.
         trunk = model.base_model
+        self._has_trunk = trunk is not model
         self._trunk: Any = torch.compile(trunk, dynamic=True) if compile else trunk
+
+        # Families differ in what their forward accepts: state-space models, for instance, have no positions.
         self._takes_positions = "position_ids" in inspect.signature(trunk.forward).parameters
         self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
@@ -232,6 +253,7 @@ class CausalReader(EpisodeReader):
         return self._hidden(episodes, drop_last=True)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
+        # The prompt's last position is column 0, so the last token of a response of k tokens is in column k.
         hidden = self._hidden(episodes, drop_last=False)
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
@@ -253,6 +275,7 @@ class CausalReader(EpisodeReader):
 
     def _last_logits(self, inputs: dict[str, Any], n_last: int) -> Tensor:
         """Return the model's own logits for the last `n_last` positions."""
+        # Logits are most of the memory of a pass; without `logits_to_keep` those of the prompt are computed too.
         keep = {"logits_to_keep": n_last} if self._takes_keep else {}
         return self.model(**inputs, **keep).logits[:, -n_last:]
 
@@ -262,30 +285,41 @@ class CausalReader(EpisodeReader):
         """Return the outputs of a forward pass from the prompt's last position on `[n, response_len (+ 1), ...]`."""
         inputs = self._inputs(episodes, drop_last=drop_last)
         prompt_len = episodes.prompt_ids.shape[1]
-        n_written = inputs["input_ids"].shape[1] - prompt_len
+        n_response = inputs["input_ids"].shape[1] - prompt_len  # response_len, or one less with `drop_last`
+
+        # Separate prompts: one pass over prompt and response. Position -1 - n_response is the prompt's last.
         shared = self._shared_prompts(episodes)
         if shared is None:
-            return forward({**inputs, "use_cache": False}, n_written + 1)
-        one_each, rows = shared
+            return forward({**inputs, "use_cache": False}, n_response + 1)
+
+        # Shared prompts, first pass: the different prompts alone, whose keys and values stay in the cache.
+        firsts, rows = shared  # one episode of each prompt [u]; the prompt of each episode [n]
         cache = PromptCache()
-        cached = {"past_key_values": cache, "use_cache": True}
-        prompts = {name: each[one_each, :prompt_len] for name, each in inputs.items()}
-        ends = forward(prompts | cached, 1).index_select(0, rows)
-        if n_written == 0:
+        prompts: dict[str, Any] = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
+        ends = forward({**prompts, "past_key_values": cache, "use_cache": True}, 1).index_select(0, rows)
+        if n_response == 0:
             return ends
+
+        # Second pass: the responses, which attend to the cache. Their mask covers the prompt's columns too.
         cache.rows = rows
-        responses = {name: each[:, prompt_len:] for name, each in inputs.items()}
+        responses: dict[str, Any] = {name: matrix[:, prompt_len:] for name, matrix in inputs.items()}
         responses["attention_mask"] = inputs["attention_mask"]
-        return torch.cat([ends, forward(responses | cached, n_written)], dim=1)
+        outputs = forward({**responses, "past_key_values": cache, "use_cache": True}, n_response)
+        return torch.cat([ends, outputs], dim=1)
 
     def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Tensor]:
+        """Return the model's inputs for prompt and response, each `[n, prompt_len + response_len (- 1)]`."""
+        # The last token of an episode is an action, but chooses none.
         stop = -1 if drop_last else None
         ids = torch.cat([episodes.prompt_ids, episodes.response_ids], dim=1)[:, :stop]
         real = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)[:, :stop]
+
         # Tokens after an episode's end cannot influence earlier positions. Leaving them unmasked means that attention
         # needs no mask in batches without padded prompts.
         mask = torch.cat([episodes.prompt_mask, torch.ones_like(episodes.response_mask)], dim=1)[:, :stop]
         inputs = {"input_ids": ids, "attention_mask": mask.long()}
+
+        # Positions from the mask: those that models compute themselves are numbers of columns, padding included.
         if self._takes_positions:
             inputs["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
         return inputs
@@ -293,6 +327,9 @@ class CausalReader(EpisodeReader):
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
         mask = observation["input_attention_mask_pt"].bool()
         ids = observation["input_encoded_pt"].long()
+
+        # As an episode with one action of any id, whose logits are those of the position before it. The observation's
+        # prompt and response together are its prompt.
         empty = ids.new_zeros(len(ids), 1)
         episodes = EpisodeBatch(ids, mask, empty, torch.ones_like(empty).bool(), empty[:, 0].bool())
         return self.logits(episodes.trimmed())
@@ -315,21 +352,28 @@ class Seq2SeqReader(EpisodeReader):
     def __init__(self, model: PreTrainedModel, *, compile: bool = False) -> None:
         super().__init__(model)
         self.start_token_id = decoder_start_token_id(model)
-        encoder, decoder = model.get_encoder(), model.get_decoder()
+        encoder = model.get_encoder()
+        decoder = model.get_decoder()
         self._encoder: Any = torch.compile(encoder, dynamic=True) if compile else encoder
         self._decoder: Any = torch.compile(decoder, dynamic=True) if compile else decoder
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        return self._hidden(episodes, self._shifted(episodes)[:, :-1])[episodes.action_mask]
+        # The last token is an action, but chooses none.
+        decoder_ids = self._shifted(episodes)[:, :-1]
+        return self._hidden(episodes, decoder_ids)[episodes.action_mask]
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
+        # Column 0 is the start token, so the last token of a response of k tokens is in column k.
         hidden = self._hidden(episodes, self._shifted(episodes))
         return hidden[torch.arange(len(hidden), device=hidden.device), episodes.response_lengths]
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
+        # The encoder's states in place of the ids, where it runs once for all responses to a prompt.
         prompts: dict[str, Any] = {"input_ids": episodes.prompt_ids}
         if self._shared_prompts(episodes) is not None:
             prompts = {"encoder_outputs": BaseModelOutput(last_hidden_state=self._encoded(episodes))}
+
+        # No mask for the decoder: what follows an episode's end cannot influence earlier positions.
         output = self.model(
             **prompts,
             attention_mask=episodes.prompt_mask.long(),
@@ -339,10 +383,12 @@ class Seq2SeqReader(EpisodeReader):
         return output.logits[episodes.action_mask].float()
 
     def _shifted(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the decoder's input, the response after the start token `[n, 1 + response_len]`."""
         start = episodes.response_ids.new_full((episodes.n_episodes, 1), self.start_token_id)
         return torch.cat([start, episodes.response_ids], dim=1)
 
     def _hidden(self, episodes: EpisodeBatch, decoder_ids: Tensor) -> Tensor:
+        """Return the decoder's hidden states `[n, decoder_len, d]`."""
         return self._decoder(
             input_ids=decoder_ids,
             encoder_hidden_states=self._encoded(episodes),
@@ -352,14 +398,18 @@ class Seq2SeqReader(EpisodeReader):
 
     def _encoded(self, episodes: EpisodeBatch) -> Tensor:
         """Return the encoder's states of each episode's prompt `[n, prompt_len, d]`."""
-        ids, mask, shared = episodes.prompt_ids, episodes.prompt_mask.long(), self._shared_prompts(episodes)
+        ids = episodes.prompt_ids
+        mask = episodes.prompt_mask.long()
+        shared = self._shared_prompts(episodes)
         if shared is None:
             return self._encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-        one_each, rows = shared
-        encoded = self._encoder(input_ids=ids[one_each], attention_mask=mask[one_each]).last_hidden_state
+
+        firsts, rows = shared  # one episode of each prompt [u]; the prompt of each episode [n]
+        encoded = self._encoder(input_ids=ids[firsts], attention_mask=mask[firsts]).last_hidden_state
         return encoded.index_select(0, rows)
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
+        # An observation is padded on the left; this family's prompts and decoder inputs are padded on the right.
         prompt_ids, prompt_mask = aligned(
             observation["prompt_or_input_encoded_pt"].long(),
             observation["prompt_or_input_attention_mask_pt"].bool(),
@@ -371,12 +421,16 @@ class Seq2SeqReader(EpisodeReader):
         episodes = EpisodeBatch(
             prompt_ids, prompt_mask, context_ids, context_mask, context_mask[:, 0], prompt_side="right"
         ).trimmed()
+
+        # The context is the decoder's whole input, including the start token, which the environment puts there.
         started = episodes.response_ids[:, 0] == self.start_token_id
         if not bool(started.all()):
             raise ModelError(
                 f"the decoder of this model starts with token {self.start_token_id}, but the environment's context "
                 f"does not: set env.args.context_start_token to {self.start_token_id}"
             )
+
+        # The next token is chosen at the last real position, which differs from row to row.
         output = self.model(
             input_ids=episodes.prompt_ids,
             attention_mask=episodes.prompt_mask.long(),
@@ -393,6 +447,7 @@ def decoder_start_token_id(model: PreTrainedModel) -> int:
     Raises:
         ModelError: neither its config nor its generation config defines one.
     """
+    # The generation config comes first, since that is what `generate` reads.
     for config in (model.generation_config, model.config):
         token = getattr(config, "decoder_start_token_id", None)
         if token is not None:
@@ -402,8 +457,10 @@ def decoder_start_token_id(model: PreTrainedModel) -> int:
 
 def aligned(ids: Tensor, mask: Tensor, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
     """Move each row's real tokens `[n, length]` to one side and drop columns that are padding in all rows."""
-    # A stable sort keeps the order of the real tokens and moves padding to the given side.
+    # A stable sort keeps the order of the real tokens and moves them to the given side.
     order = mask.long().sort(dim=1, stable=True, descending=side == "right").indices
+
+    # At least one column, also if all rows are empty.
     width = max(int(mask.sum(dim=1).max()), 1)
     columns = slice(-width, None) if side == "left" else slice(width)
     return ids.gather(1, order)[:, columns], mask.gather(1, order)[:, columns]
@@ -417,10 +474,12 @@ def current_head(model: PreTrainedModel, scale: float) -> Head:
     """Return the model's output layer as a `Head` with its current weights."""
     layer = model.get_output_embeddings()
     bias = getattr(layer, "bias", None)
-    extra = getattr(model, "final_logits_bias", None)
-    if extra is not None:
-        extra = extra.reshape(-1)
-        bias = extra if bias is None else bias + extra
+
+    # BART's family keeps the bias of its logits [1, vocab] outside of the layer.
+    logits_bias = getattr(model, "final_logits_bias", None)
+    if logits_bias is not None:
+        logits_bias = logits_bias.reshape(-1)
+        bias = logits_bias if bias is None else bias + logits_bias
     return Head(layer.weight, bias, scale)
 
 
@@ -435,15 +494,21 @@ def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) ->
     Returns:
         1, `d ** -0.5`, or None if the logits are not such a linear function.
     """
+    # Two cases that the probe would not detect in an untrained model: a tanh that changes large logits only, and an
+    # adapter of the layer, whose initial contribution is 0.
     if getattr(model.config.get_text_config(), "final_logit_softcapping", None) is not None:
-        return None  # changes large logits only, so the probe would not detect it in an untrained model
+        return None
     layer = model.get_output_embeddings()
+    if hasattr(layer, "base_layer"):
+        return None
+
+    # A head of another form, such as a network of several layers.
     if layer is None or not isinstance(getattr(layer, "weight", None), Tensor):
         return None
-    if hasattr(layer, "base_layer"):
-        return None  # an adapter changes the layer; its initial contribution is 0, so the probe would not detect it
     if layer.weight.shape != (logits.shape[-1], hidden.shape[-1]):
         return None
+
+    # T5 with tied embeddings scales its last hidden states by d ** -0.5.
     tolerance = MATCH * float(logits.abs().max().clamp_min(1.0))
     for scale in (1.0, hidden.shape[-1] ** -0.5):
         with torch.no_grad():

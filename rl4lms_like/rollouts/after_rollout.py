@@ -26,14 +26,14 @@ def engine_gaps(rollout: Rollout, buffer: EpisodeBuffer, policy: LMActorCriticPo
     Raises:
         EngineError: they differ by more than the engine's limit.
     """
-    engine = policy.external_engine
+    engine = policy.engine.external
     episodes = buffer.episodes
     if engine is None or episodes is None or rollout.is_replayed:
         return {}
 
     # Episodes that were generated ahead are of older weights: the engine scores some again with the current ones.
     if policy.arguments.is_ahead:
-        policy.update_engine()
+        policy.engine.update(policy)
         episodes = replace(episodes, behavior_log_prob=None)
     gaps = ranks.from_main(lambda: engine.gaps(episodes, buffer.log_probs))
     return {f"rollout_info/engine/{name}": value for name, value in gaps.items()}

@@ -7,14 +7,12 @@ end of rollout k ─ draw the prompts of rollout k + 1 ─ the engine generates 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
@@ -130,8 +128,12 @@ class NextRollout:
         # The sampler's state before the draw is what a resumed run draws the same prompts from.
         sampler = deepcopy(collector.env.envs[0].sampler.state_dict())
         drawn = [collector.draw_prompts() for _ in range(n_batches)]
-        calls = [(batch.prompt_ids, batch.prompt_mask, collector.sampling_arguments(batch.seed)) for batch in drawn]
-        responses = generate_in_background(collector.policy, calls)
+        calls = []
+        for batch in drawn:
+            arguments = collector.sampling_arguments(batch.seed)
+            arguments["generation_kwargs"] = collector.policy.arguments.generation_kwargs
+            calls.append((batch.prompt_ids, batch.prompt_mask, arguments))
+        responses = collector.policy.engine.generate_in_background(calls)
         for batch, future in zip(drawn, responses, strict=True):
             self._pending.append(replace(batch, responses=future))
         self.for_checkpoint = AheadBatches(sampler, tuple(self._pending))
@@ -174,44 +176,6 @@ class NextRollout:
 
         self._pending = pending
         self.for_checkpoint = AheadBatches(numbers["sampler"], tuple(pending))
-
-
-def generate_in_background(
-    policy: LMActorCriticPolicy, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
-) -> list[Future[EpisodeBatch]]:
-    """Generate in a thread, one call after the other, with the weights that the policy's external engine has now.
-
-    Args:
-        policy: it passes no weights to the engine before all calls have ended.
-        calls: prompts, their masks and the keyword arguments of each call of `generate`.
-
-    Returns:
-        The episodes of each call; after one that fails, all have its error.
-    """
-    responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
-
-    @torch.no_grad()
-    def work() -> None:
-        # After a failure no call is tried: the run ends at the first one, so the others would only delay that.
-        failure: BaseException | None = None
-        generation_kwargs = policy.arguments.generation_kwargs
-
-        for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
-            try:
-                if failure is not None:
-                    raise failure
-                episodes = policy.engine.generate(
-                    prompt_ids, prompt_mask, generation_kwargs=generation_kwargs, **arguments
-                )
-            except BaseException as error:
-                failure = error
-                future.set_exception(error)
-            else:
-                future.set_result(episodes)
-
-    policy.in_background = responses
-    threading.Thread(target=work, name="generation", daemon=True).start()
-    return responses
 
 
 def restored_responses(index: int, tensors: Mapping[str, Tensor]) -> Future[EpisodeBatch] | None:

@@ -288,7 +288,7 @@ class RolloutCollector:
 
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""
-        self.policy.prepare_engine(self.ranks)
+        self.policy.engine.prepare(self.policy)
         with self.policy.gathered(to_generate=True):
             return RolloutBatch.joined(self.ranks.gather_from(self._batch_of_this_process))
 
@@ -350,7 +350,7 @@ class RolloutCollector:
 
         # If the policy's own distribution is sampled to its end, the log-probs of the sampling are those of the scores.
         first = self.options.first_token_temperature
-        is_other = self.policy.external_engine is not None or self.policy.samples_other_distribution
+        is_other = self.policy.engine.external is not None or self.policy.samples_other_distribution
         if first is not None or self.options.record_log_prob or is_other:
             arguments |= {"record_log_prob": True, "first_token_temperature": first}
         return arguments

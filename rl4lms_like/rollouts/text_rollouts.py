@@ -154,7 +154,7 @@ class TextRollouts(_Mixin):
         else:
             self.sampling_seed = self.seed
         self.rollout_buffer.seed(derived_seed(self.sampling_seed, "minibatches"))
-        self.policy.updates_engine = self.ranks.is_main
+        self.policy.engine.share(self.ranks)
 
         # `learn` makes these two on its first call; `learn_iteration` needs them without it.
         if self.ep_info_buffer is None:

@@ -16,6 +16,7 @@ from rl4lms_like.core.token_masks import pack
 from rl4lms_like.core.token_scores import Distributions, masked_logits, vocabulary_kl
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.masked import MaskablePolicy, MaskRule
+from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.teacher_forcing import ActionScores, EpisodeScores
 
 VOCABULARY = 3
@@ -65,6 +66,7 @@ class TabularPolicy(MaskablePolicy):
         self.logits, self.values = table(size, VOCABULARY), table(size)
         self.ref_logits, self.mask_logits = (table(size, VOCABULARY).requires_grad_(False) for _ in range(2))
         self.arguments = MaskablePolicyArguments(model_name="tabular", top_mask=2, critic=critic)
+        self.engine = PolicyEngine()
         self.has_critic = critic != "none"
         groups = [{"params": [self.logits], "role": "actor"}, {"params": [self.values], "role": "critic"}]
         self.optimizer = Recorder(groups if self.has_critic else groups[:1])

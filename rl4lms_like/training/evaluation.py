@@ -65,7 +65,7 @@ class Responder:
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]))
         starts = range(0, len(order), self.batch_size)[self.ranks.rank :: self.ranks.size]
         if isinstance(self.model, LMActorCriticPolicy):
-            self.model.prepare_engine(self.ranks)
+            self.model.engine.prepare(self.model)
 
         def of_this_process() -> dict[int, str]:
             responses: dict[int, str] = {}  # index of the prompt -> its response

@@ -63,7 +63,7 @@ def generate(policy, n=6, seed=3, **arguments):
 
 
 def gaps(policy, episodes):
-    return policy.engine.gaps(episodes, policy.score(episodes).log_prob)
+    return policy.engine.external.gaps(episodes, policy.score(episodes).log_prob)
 
 
 @torch.no_grad()
@@ -132,20 +132,20 @@ def test_weights_that_change_behind_the_engines_back_are_found_in_the_rollout(se
 def test_weights_that_change_while_the_server_generates_ahead_are_found_at_the_next_synchronisation(serve, policy_of):
     server = serve()
     policy = policy_of(server, ahead=1)
-    policy.update_engine()
+    policy.engine.update(policy)
     move(policy)
-    policy.update_engine()  # the server still has the weights that it was given
+    policy.engine.update(policy)  # the server still has the weights that it was given
     with torch.no_grad():
         server.model.get_output_embeddings().weight.mul_(0.5)
     move(policy)
     with pytest.raises(EngineError, match=server.url):
-        policy.update_engine()
+        policy.engine.update(policy)
 
 
 def test_an_engine_creates_no_folder_before_it_has_weights(serve, policy_of, tmp_path):
     policy = policy_of(serve())
     assert not (tmp_path / "weights").exists()
-    policy.update_engine()
+    policy.engine.update(policy)
     assert (tmp_path / "weights").exists()
 
 

@@ -80,7 +80,7 @@ def test_an_engine_generates_during_the_update(tiny_config):
     tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
-    engine = built.policy.engine
+    engine = built.policy.engine.external
     hooks = RunHooks(on_step=engine.in_update.set)
     for iteration in range(3):
         engine.in_update.clear()
@@ -119,7 +119,7 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
-    built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.in_update.set))
+    built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.external.in_update.set))
     collector = built.algorithm.collector
     numbers, tensors = collector.next_rollout.for_checkpoint.state()
     collector.next_rollout.load(numbers, tensors)

@@ -159,7 +159,7 @@ def test_a_users_engine_is_used_for_rollouts_and_evaluations(tiny_config, tmp_pa
     assert set(built.algorithm.rollout_buffer.episodes.actions.tolist()) == {7}
     logged = built.algorithm.logger.name_to_value
     assert 0 < logged["rollout_info/engine/probability"] < 1
-    engine = built.policy.engine
+    engine = built.policy.engine.external
     assert engine.updates > 0 and engine.rests > 0
     assert torch.equal(built.algorithm.rollout_buffer.episodes.behavior_log_prob.unique(), torch.zeros(1))
 

@@ -1,0 +1,120 @@
+"""Life cycle of the engine that generates a policy's responses: when it gets the policy's weights, and when it rests.
+
+    one process            update ─ generate             before each generation, if a weight changed since the last one
+    several processes      prepare ─ generate            the main process updates the engine, then all generate with it
+    update of the policy   rest                          for instance, a server on the same GPU frees its memory
+
+With `ahead: 1` the engine generates the next rollout during the update of the policy:
+
+    generate_in_background ─ update of the policy ─ update (waits until the responses are generated)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.ranks import Ranks
+from rl4lms_like.engines.base import GenerationEngine
+
+if TYPE_CHECKING:
+    from rl4lms_like.policies.base import LMActorCriticPolicy
+
+
+class PolicyEngine:
+    """The engine of a policy. If the policy's own model generates, there is nothing to update, and no method does work.
+
+    Args:
+        external: engine with its own copy of the weights; None if the policy's own model generates.
+        is_ahead: rollouts are generated during the update before them (`ahead: 1`).
+
+    Attributes:
+        ranks: processes that generate with this engine; the main one updates it for all and lets it rest.
+    """
+
+    def __init__(self, external: GenerationEngine | None = None, *, is_ahead: bool = False) -> None:
+        self.external = external
+        self.is_ahead = is_ahead
+        self.ranks = Ranks()
+        self._in_background: list[Future[EpisodeBatch]] = []
+
+    def share(self, ranks: Ranks) -> None:
+        """Use the engine together with these processes from now on."""
+        self.ranks = ranks
+
+    def prepare(self, policy: LMActorCriticPolicy) -> None:
+        """Update the engine for all processes, before they generate with it; all of them call this together.
+
+        Raises:
+            EngineError: the engine failed; in the other processes a `RankError`.
+        """
+        if self.external is None or self.ranks.size == 1:
+            return
+
+        # Split weights are whole only if all processes gather them, although only the main one reads them here.
+        with policy.gathered():
+            self.ranks.from_main(lambda: self.update(policy))
+
+    def update(self, policy: LMActorCriticPolicy) -> None:
+        """Pass on the policy's weights if they changed, after what is generated in the background.
+
+        Only the main process does: all processes have the same weights and the same engine.
+
+        Raises:
+            EngineError: the engine failed.
+        """
+        if self.external is None or not self.ranks.is_main:
+            return
+
+        # New weights in the middle of a response would make its log-probs those of no policy.
+        wait(self._in_background)
+        self._in_background = []
+        self.external.update(policy)
+
+    def rest(self) -> None:
+        """Let the engine release resources, at the start of an update of the policy."""
+        # With `ahead: 1` it generates during the update.
+        if self.external is not None and self.ranks.is_main and not self.is_ahead:
+            self.external.rest()
+
+    def generate_in_background(
+        self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
+    ) -> list[Future[EpisodeBatch]]:
+        """Generate in a thread, one call after the other, with the weights that the external engine has now.
+
+        Args:
+            calls: prompts, their masks and the keyword arguments of each call of `GenerationEngine.generate`.
+
+        Returns:
+            The episodes of each call; after one that fails, all have its error.
+        """
+        engine = self.external
+        assert engine is not None, "the policy's own model cannot generate while it is updated"
+        responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
+
+        # torch's gradient mode belongs to a thread, so that of the caller is not the one of this function.
+        @torch.no_grad()
+        def work() -> None:
+            # After a failure no call is tried: the run ends at the first one, so the others would only delay that.
+            failure: BaseException | None = None
+            for future, (prompt_ids, prompt_mask, arguments) in zip(responses, calls, strict=True):
+                try:
+                    if failure is not None:
+                        raise failure
+                    episodes = engine.generate(prompt_ids, prompt_mask, **arguments)
+                except BaseException as error:
+                    failure = error
+                    future.set_exception(error)
+                else:
+                    future.set_result(episodes)
+
+        # A daemon: a server that does not answer must not keep an interrupted run from ending.
+        self._in_background = responses
+        threading.Thread(target=work, name="generation", daemon=True).start()
+        return responses
