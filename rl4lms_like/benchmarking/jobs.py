@@ -36,8 +36,12 @@ from rl4lms_like.tracking.run_folder import FINISHED_FILE, LOCK_FILE, to_json, t
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
-RUNS, REPLACED = "runs", "replaced"
-JOB_FILE, OUTPUT_FILE, RESULT_FILE, JOB_LOCK = "job.json", "output.txt", "result.json", "job.lock"
+RUNS = "runs"
+REPLACED = "replaced"
+JOB_FILE = "job.json"
+OUTPUT_FILE = "output.txt"
+RESULT_FILE = "result.json"
+JOB_LOCK = "job.lock"
 GRACE_S = 60.0
 """Seconds that a run has to save its model when it is asked to end."""
 

@@ -207,7 +207,9 @@ def _fitting_nodes(address: str, need: Mapping[str, float]) -> tuple[list[Mappin
 
 def _lacking_resources(nodes: Sequence[Mapping[str, Any]], need: Mapping[str, float]) -> str:
     """Return the message if no node has the resources of a run: what nodes have, and what all of them lack."""
-    amounts_of_nodes = Counter(_amounts({name: node["Resources"].get(name, 0) for name in need}) for node in nodes)
+    amounts_of_nodes: Counter[str] = Counter()
+    for node in nodes:
+        amounts_of_nodes[_amounts({name: node["Resources"].get(name, 0) for name in need})] += 1
     descriptions = ", ".join(f"{count} with {amounts}" for amounts, count in amounts_of_nodes.items())
 
     # Nothing may be missing everywhere: one node has the GPUs, another one the memory.
@@ -232,7 +234,8 @@ def _check_files(address: str, benchmark: Benchmark, nodes: Sequence[Mapping[str
     # Path -> content. The token shows that the results folder is the same one and not of the same name; its own name is
     # new each time, because network file systems cache folders.
     token = benchmark.results.absolute() / f"visible_{uuid.uuid4().hex}"
-    files = {str(path): path.read_bytes() for path in {cell.config_path.absolute() for cell in benchmark.cells}}
+    config_paths = {cell.config_path.absolute() for cell in benchmark.cells}
+    files = {str(path): path.read_bytes() for path in config_paths}
     files[str(token)] = token.name.encode()
     folders = [os.getcwd(), *map(str, code_folders())]
     write_whole(token, token.name)

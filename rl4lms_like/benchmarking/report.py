@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1
 """Colour-blind safe palette of Okabe and Ito; after eight lines, dashes are added."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-INK, SOFT, GRID = "#1d2024", "#656b73", "#e8e7e3"
+INK = "#1d2024"
+SOFT = "#656b73"
+GRID = "#e8e7e3"
 AXES = {"iterations": "iterations", "tokens": "tokens", "seconds": "seconds of training"}
 DPI = 180
 STYLE = {
@@ -121,7 +124,7 @@ def learning_curves(results: Results) -> list[LearningCurves]:
             line = _line(label, runs, spec.key, axis)
             if line is not None:
                 lines.append(line)
-        curves.append(LearningCurves(spec, spec.title or title, unit, axis, tuple(lines)))
+        curves.append(LearningCurves(spec, title=spec.title or title, unit=unit, axis=axis, lines=tuple(lines)))
     return curves
 
 
@@ -213,7 +216,7 @@ def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Lin
         band = (values.min(axis=0), values.max(axis=0))
     else:
         band = None
-    return Line(label, len(values), x, interquartile_mean(values, axis=0), band)
+    return Line(label=label, n_seeds=len(values), x=x, center=interquartile_mean(values, axis=0), band=band)
 
 
 def _common_positions(
@@ -242,7 +245,8 @@ def write_report(results: Results, curves: Sequence[LearningCurves]) -> Path:
     pictures = []
     for curve in curves:
         if curve.lines:
-            pictures.append(_picture(results, f"curve_{curve.spec.key}", curve.title, plot_curves, curve))
+            name = f"curve_{curve.spec.key}"
+            pictures.append(_picture(results, name, curve.title, partial(plot_curves, curve)))
 
     changes = []
     for cell in benchmark.cells:
@@ -304,7 +308,9 @@ def _section(results: Results, key: str) -> dict[str, Any]:
             summaries.append((label, results.summaries[label][key], scores[label]))
 
     title = results.heading(key)
-    picture = _picture(results, f"scores_{key}", title, plot_scores, title, summaries) if summaries else None
+    picture = None
+    if summaries:
+        picture = _picture(results, f"scores_{key}", title, partial(plot_scores, title, summaries))
     return {"title": title, "picture": picture, "rows": results.rows(key), "compared": comparisons(scores)}
 
 
@@ -329,14 +335,14 @@ def comparisons(scores: dict[str, list[float]]) -> list[tuple[str, list[tuple[st
     return list(zip(scores, cells, strict=True))
 
 
-def _picture(results: Results, name: str, title: str, plot: Callable[..., Any], *content: Any) -> dict[str, str]:
+def _picture(results: Results, name: str, title: str, plot: Callable[[Sequence[str], Path], Any]) -> dict[str, str]:
     """Plot into `figures/`, and return the alternative text and the `data:` URL of the image."""
     folder = results.benchmark.results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
 
     # A key such as `rollout_info/ep_rew` or `val:f1` is no file name.
     file = folder / (re.sub(r"[\W_]", "_", name).strip("_") + ".png")
-    plot(*content, results.labels, file)
+    plot(results.labels, file)
     return {"title": title, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 

@@ -112,8 +112,11 @@ class Results:
 
         rows = []
         for row, label in enumerate(self.labels):
-            costs = [column[row] for column in columns.values()]
-            rows.append([label, *("" if cost is None else format_number(cost) for cost in costs)])
+            cells = [label]
+            for costs in columns.values():
+                cost = costs[row]
+                cells.append("" if cost is None else format_number(cost))
+            rows.append(cells)
         return ["run", *(COSTS[name] for name in columns)], rows
 
 
@@ -143,7 +146,7 @@ def collect(benchmark: Benchmark) -> Results:
             scores = scores_of(results, key)
             if scores:
                 summaries[cell.label][key] = summarize(scores)
-    return Results(benchmark, jobs, finished, metrics, summaries)
+    return Results(benchmark, jobs=jobs, finished=finished, metrics=metrics, summaries=summaries)
 
 
 def _with_split(key: str, split: str) -> str:
@@ -317,21 +320,23 @@ def _shared_metrics(a: Sequence[Result], b: Sequence[Result], metrics: Sequence[
     Raises:
         RL4LMsLikeError: a chosen metric is missing in one of them, or there is none.
     """
-    keys_of_a = dict.fromkeys(key for result in a for key in result.scores)
+    keys_of_a: dict[str, None] = {}  # each once, in order
+    for result in a:
+        keys_of_a |= dict.fromkeys(result.scores)
     of_both = [key for key in keys_of_a if scores_of(b, key)]
-    known = ", ".join(of_both) or "none"
+    listed = ", ".join(of_both) or "none"
 
     chosen = [_with_split(key, split) for key in metrics]
     unknown = [key for key in chosen if key not in of_both]
     if unknown:
-        raise RL4LMsLikeError(f"{', '.join(unknown)}: not a metric of both; both have {known}")
+        raise RL4LMsLikeError(f"{', '.join(unknown)}: not a metric of both; both have {listed}")
     if chosen:
         return chosen
 
     # A key may be there without a number: scores that are not finite are None.
     of_split = [key for key in of_both if key.startswith(f"{split}:") and scores_of(a, key)]
     if not of_split:
-        raise RL4LMsLikeError(f"no common metric on the split {split!r}; both have {known}")
+        raise RL4LMsLikeError(f"no common metric on the split {split!r}; both have {listed}")
     return of_split
 
 

@@ -130,7 +130,10 @@ def _keys_without_values(results: Results, curves: Sequence[LearningCurves]) -> 
     """Yield warnings about keys of the spec that no run has, most likely because they are misspelled."""
     if not results.finished:  # nothing has a value yet
         return
-    available = ", ".join(dict.fromkeys(key for result in results.finished.values() for key in result.scores))
+    keys_of_runs: dict[str, None] = {}  # each once, in order
+    for result in results.finished.values():
+        keys_of_runs |= dict.fromkeys(result.scores)
+    available = ", ".join(keys_of_runs)
     for key in results.metrics:
         if not any(key in results.summaries[label] for label in results.labels):
             yield f"metrics: no run has a value for {key}; available: {available}"
@@ -311,11 +314,11 @@ class Display:
         self._n_ended = counts["done"]
         self._processes = processes
 
-        # `new` runs are the rest; a benchmark that starts for the first time has only those.
-        words: dict[State, str] = {"done": "already done", "changed": "with a changed config"}
-        words |= {"stopped": "to resume", "unfinished": "to restart"}
+        # New runs are not counted here: a benchmark that starts for the first time has only those.
+        descriptions: dict[State, str] = {"done": "already done", "changed": "with a changed config"}
+        descriptions |= {"stopped": "to resume", "unfinished": "to restart"}
         facts = ["1 run" if self._n_jobs == 1 else f"{self._n_jobs} runs"]
-        facts += [f"{counts[state]} {description}" for state, description in words.items() if counts[state]]
+        facts += [f"{counts[state]} {description}" for state, description in descriptions.items() if counts[state]]
         facts.append(f"{processes} at a time")
         self.show(f"{self._name}: {', '.join(facts)}")
 

@@ -298,8 +298,8 @@ def _short_name(path: str, paths: list[str]) -> str:
     words = path.split(".")
     for n in range(1, len(words)):
         ending = words[-n:]
-        others = [other for other in paths if other != path and other.split(".")[-n:] == ending]
-        if not others:
+        paths_with_ending = [candidate for candidate in paths if candidate.split(".")[-n:] == ending]
+        if len(paths_with_ending) == 1:
             return ".".join(ending)
     return path
 

@@ -141,8 +141,8 @@ def _end_at_once_by_another() -> None:
 
 def _end_despite_threads() -> None:
     """Exit without waiting for a reward's hanging threads (`ThreadPoolExecutor`), which Python would join."""
-    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-    if all(thread.daemon for thread in others):
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if all(thread.daemon for thread in threads):
         return
 
     # `os._exit` skips what Python does at its exit, such as writing the streams' buffers.
@@ -196,11 +196,11 @@ def _cancelled_as_by_ctrl_c() -> Iterator[None]:
         return
 
     # None: the handler before was not installed from Python, which cannot restore it.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

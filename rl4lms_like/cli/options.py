@@ -228,9 +228,9 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    what = "a benchmark's run, RESULTS/LABEL, or RESULTS for all its runs"
-    parser.add_argument("a", metavar="A", type=Path, help=what)
-    parser.add_argument("b", metavar="B", type=Path, help=what)
+    help_text = "a benchmark's run, RESULTS/LABEL, or RESULTS for all its runs"
+    parser.add_argument("a", metavar="A", type=Path, help=help_text)
+    parser.add_argument("b", metavar="B", type=Path, help=help_text)
     parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="default: all; may be repeated")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test", help="(%(default)s)")
 

@@ -93,14 +93,14 @@ def refuse_links(files: Iterable[Path]) -> None:
     for file in files:
         # Links first: the other calls follow a link, and would describe its target.
         if file.is_symlink():
-            what = "a symbolic link"
+            kind = "a symbolic link"
         elif file.is_file() and file.stat().st_nlink > 1:
-            what = "a hard link (the file has another name elsewhere)"
+            kind = "a hard link (the file has another name elsewhere)"
         elif file.exists() and not file.is_file():
-            what = "not a regular file"
+            kind = "not a regular file"
         else:
             continue
-        raise RL4LMsLikeError(f"{file} is {what} and will not be written to; replace it with a copy, or remove it")
+        raise RL4LMsLikeError(f"{file} is {kind} and will not be written to; replace it with a copy, or remove it")
 
 
 def remove_path(path: Path) -> None:

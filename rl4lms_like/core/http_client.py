@@ -160,8 +160,8 @@ class HttpClient:
             raise _TemporaryError(f"answered {status}: {self._excerpt(content)}", retry_after_s)
 
         if 300 <= status < 400:
-            where = _without_query(headers.get("location", "nowhere"))
-            raise self.error(f"answered {status}, a redirect to {where}, which is not followed", content)
+            target_url = _without_query(headers.get("location", "nowhere"))
+            raise self.error(f"answered {status}, a redirect to {target_url}, which is not followed", content)
         if status != 200:
             raise self.error(f"answered {status}", content)
 
@@ -176,8 +176,8 @@ class HttpClient:
         target = urljoin(url, location)
         # Scheme, host and port: another server, or the same without encryption, must not receive the secret headers.
         if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
-            where = _without_query(target)
-            raise self.error(f"answered {status}, a redirect to {where}; other servers are not followed")
+            target_url = _without_query(target)
+            raise self.error(f"answered {status}, a redirect to {target_url}; other servers are not followed")
         return target
 
     def _connected(self) -> httpx2.AsyncClient:

@@ -61,18 +61,18 @@ def use_code_from(*folders: str | Path) -> None:
     Raises:
         ConfigError: a folder does not exist.
     """
-    known = [str(folder) for folder in code_folders()]
+    allowed = [str(folder) for folder in code_folders()]
     for folder in folders:
         path = with_home(folder)
         if not path.is_dir():
             raise ConfigError([ConfigIssue("--code", f"there is no folder {str(folder)!r}")], "the command line")
         absolute = os.path.abspath(path)  # the current folder may be another one when a module is imported
-        if absolute not in known:
-            known.append(absolute)
+        if absolute not in allowed:
+            allowed.append(absolute)
 
     # The environment is what workers, Ray's tasks and the runs of a benchmark inherit.
-    if known:
-        os.environ[CODE_VARIABLE] = os.pathsep.join(known)
+    if allowed:
+        os.environ[CODE_VARIABLE] = os.pathsep.join(allowed)
     _append_to_search_path()
 
 
@@ -189,13 +189,13 @@ def _require_allowed_spec(spec: ModuleSpec) -> None:
 
 def _refusal(name: str, folder: Path) -> str:
     """Return the message for a module in a folder that the user has not named."""
-    where = str(folder)
-    option = shlex.quote(where)
+    folder_name = str(folder)
+    option = shlex.quote(folder_name)
     if folder == Path.cwd():
-        where = "the current folder"
+        folder_name = "the current folder"
         option = "."
     return (
-        f"the module {name!r} is in {where}, not in an installed package. If you trust the code there, name the "
+        f"the module {name!r} is in {folder_name}, not in an installed package. If you trust the code there, name the "
         f"folder: --code {option}; in Python, import the module first, or call use_code_from({str(folder)!r})"
     )
 

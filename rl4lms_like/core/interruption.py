@@ -82,12 +82,12 @@ class Interruption:
     @contextmanager
     def finishing(self, task: str) -> Iterator[None]:
         """Name the task (`this minibatch`) that the message for a first signal announces to finish."""
-        before = self._task
+        task_before = self._task
         self._task = task
         try:
             yield
         finally:
-            self._task = before
+            self._task = task_before
 
     def check(self) -> None:
         """Stop here if a signal has arrived, in any process.

@@ -115,10 +115,10 @@ class Registry:
 
     def unknown(self, id: str) -> str:
         """Return the message for an unknown id."""
-        near = difflib.get_close_matches(id, self.ids(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(sorted(self.ids()))
-        return f"unknown {self.kind} {id!r}; {hint}known: {known}; or give an import path 'package.module:Name'"
+        nearest = difflib.get_close_matches(id, self.ids(), n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        ids = ", ".join(sorted(self.ids()))
+        return f"unknown {self.kind} {id!r}; {hint}known: {ids}; or give an import path 'package.module:Name'"
 
     def resolve(self, id: str) -> Any:
         """Return the component, imported if necessary.

@@ -89,10 +89,10 @@ def is_secret_name(name: str) -> bool:
         return True
 
     # `eos_token` and `key` of a column are no secrets, `hub_token` and `api_key` are: the word before decides.
-    before = words[-2] if len(words) > 1 else None
+    word_before = words[-2] if len(words) > 1 else None
     if words[-1] == "token":
-        return before is None or before in _KINDS_OF_TOKENS
-    return words[-1] == "key" and before in _KINDS_OF_KEYS
+        return word_before is None or word_before in _KINDS_OF_TOKENS
+    return words[-1] == "key" and word_before in _KINDS_OF_KEYS
 
 
 def names_variable(value: Any) -> bool:

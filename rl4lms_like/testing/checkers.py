@@ -226,8 +226,8 @@ def check_algorithm(
 
         # A patched class would change all later models of the process; another seed would make runs irreproducible.
         assert not update.changed_classes, f"{where}: it changes the class attribute {update.changed_classes[0]}"
-        other = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
-        assert not other, f"{where}: {other[0]} differs in a second training with the same seed"
+        differing = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
+        assert not differing, f"{where}: {differing[0]} differs in a second training with the same seed"
 
     # After the simple checks, whose errors are easier to understand than a wrong gradient.
     from rl4lms_like.testing.exact import check_like, check_objective
@@ -291,7 +291,7 @@ def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys
     # Perfect texts, each equal to its first reference; then every edge case as the text of every sample.
     with_references = [sample for sample in samples if sample.references]
     perfect_texts = [sample.references[0] for sample in with_references]
-    repeated = [sample for sample in samples for _ in EDGE_TEXTS]
+    repeated = list(itertools.chain.from_iterable([sample] * len(EDGE_TEXTS) for sample in samples))
     edge_texts = list(EDGE_TEXTS) * len(samples)
 
     for chosen, texts in ((with_references, perfect_texts), (repeated, edge_texts)):

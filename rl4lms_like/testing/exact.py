@@ -77,9 +77,9 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
     Raises:
         AssertionError: a gradient is wrong.
     """
-    known = _argument_names(algorithm) | args.keys()
+    argument_names = _argument_names(algorithm) | args.keys()
     unbiased = dict(args)
-    unbiased |= {name: value for name, value in UNBIASED.items() if name in known}
+    unbiased |= {name: value for name, value in UNBIASED.items() if name in argument_names}
     arguments_class: Any = _arguments_class(algorithm)
 
     # Groups of two: responses of two actions are enough, and their pairs are few (9 x 9). The mean of a group contains
@@ -87,7 +87,7 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
     groups = _groups(algorithm, args)
     if groups:
         unbiased |= {"length": 2, **groups}
-        if "baseline" in known:
+        if "baseline" in argument_names:
             unbiased["baseline"] = "leave_one_out"
 
     # E[gradient of the loss] = -gradient of the objective, which autograd computes from the sum over all responses.
@@ -114,8 +114,8 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
         _require(algorithm, "generation batches", _difference(both, mean), "mean gradient of two generation batches")
 
     if getattr(arguments_class, "needs_critic", True):
-        _check_critic(algorithm, unbiased, known)
-    _check_invariance(algorithm, args, known)
+        _check_critic(algorithm, unbiased, argument_names)
+    _check_invariance(algorithm, args, argument_names)
 
 
 def check_like(algorithm: type[OnPolicyAlgorithm], like: type[OnPolicyAlgorithm], args: Mapping[str, Any]) -> None:
@@ -188,10 +188,10 @@ def _argument_names(algorithm: Any) -> set[str]:
     return {argument.name for argument in signature_of(_arguments_class(algorithm)).arguments}
 
 
-def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any], known: set[str]) -> None:
+def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any], argument_names: set[str]) -> None:
     """Check that the critic learns the expected return, if the algorithm's step changes the critic."""
     # With another lambda for the advantages, an algorithm that confuses the two does not learn the return.
-    if {"gae_lambda", "value_gae_lambda"} <= known:
+    if {"gae_lambda", "value_gae_lambda"} <= argument_names:
         unbiased = {**unbiased, "gae_lambda": 0.5, "value_gae_lambda": 1.0}
     run = Enumeration(algorithm, reward, **unbiased)
     gradient = run.expected()["values"]
@@ -209,7 +209,7 @@ def _check_critic(algorithm: type[OnPolicyAlgorithm], unbiased: Mapping[str, Any
         _require(algorithm, "critic", gap(gradient, exact), "expected gradient of the critic's squared error")
 
 
-def _check_invariance(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any], known: set[str]) -> None:
+def _check_invariance(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any], argument_names: set[str]) -> None:
     """Check on batches of different lengths that micro-batches and padding do not change the gradient."""
     args = {**args, **_groups(algorithm, args)}
     options: dict[str, Any] = {"prompts": (0, 0), "ends": True, "distance": 0.5}
@@ -219,7 +219,7 @@ def _check_invariance(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any
         _require(algorithm, "padding", _difference(run.gradients(episodes), padded), "gradient without padded columns")
 
     # One token is less than any episode, so each episode is a micro-batch of its own.
-    if "micro_batch_size" not in known:
+    if "micro_batch_size" not in argument_names:
         return
     run_of_whole = Enumeration(algorithm, reward, **{**options, **args, "micro_batch_size": None})
     run_of_each = Enumeration(algorithm, reward, **{**options, **args, "micro_batch_size": 1})

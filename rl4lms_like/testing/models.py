@@ -198,14 +198,14 @@ def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
 
 def _dimensions(
-    known: Sequence[str], family: str, *, size: int, layers: int, heads: int, positions: int, scale: float
+    families: Sequence[str], family: str, *, size: int, layers: int, heads: int, positions: int, scale: float
 ) -> dict[str, Any]:
     """Return arguments of `AutoConfig.for_model`, without vocabulary and special tokens.
 
     Transformers maps the common names to those of the family (`hidden_size` to GPT-2's `n_embd`).
     """
-    if family not in known:
-        raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")
+    if family not in families:
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(families)}")
 
     # What several families have in common, each from the one before: learned or rotary positions, fewer key heads
     # (grouped attention), a size of a head that is no quotient of others, attention to the last 8 tokens only.

@@ -98,7 +98,7 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
             teacher = make(architecture, tokenizer, seed=1)
             policy_kwargs["teacher_model"] = str(save_model(f"{folder}/teacher", teacher, tokenizer))
 
-        # As in a run: the weights of the critic's head are drawn with a seed of their own.
+        # Weights that are in no file, such as the critic's output layer, must be equal in a second training.
         torch.manual_seed(derived_seed(seed, "weights"))
         text_algorithm: Any = with_text_rollouts(algorithm)
         built = text_algorithm(
@@ -110,11 +110,12 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
         )
 
     # An algorithm that patches a method of transformers changes it for every other model of the process.
-    before = _attributes_of_classes(built.policy)
+    methods_before = _attributes_of_classes(built.policy)
     observer = _UpdateObserver(built)
     built.learn(1)
-    after = _attributes_of_classes(built.policy)
-    changed = sorted(name for name in before.keys() | after.keys() if before.get(name) is not after.get(name))
+    methods = _attributes_of_classes(built.policy)
+    names = methods_before.keys() | methods.keys()
+    changed = sorted(name for name in names if methods_before.get(name) is not methods.get(name))
     return Update(observer.before, _weights(built.policy), observer.ratio_gap(), changed)
 
 

@@ -213,8 +213,8 @@ class Enumeration:
         # The algorithm is built as by a user, but with a single step on the whole rollout (`_ONE_STEP`).
         arguments_class = getattr(algorithm, "arguments_class", algorithm)
         self.has_masks = isinstance(arguments_class, type) and issubclass(arguments_class, NLPOArguments)
-        known = {argument.name for argument in signature_of(arguments_class).arguments} | arguments.keys()
-        one_step = {name: value for name, value in _ONE_STEP.items() if name in known}
+        names = {argument.name for argument in signature_of(arguments_class).arguments} | arguments.keys()
+        one_step = {name: value for name, value in _ONE_STEP.items() if name in names}
         if policy_kwargs is None:
             policy_kwargs = {"n_prompts": max(prompts) + 1, **_SAMPLING}
         text_algorithm: Any = with_text_rollouts(algorithm)
@@ -328,7 +328,7 @@ class Enumeration:
     def moved(self) -> Iterator[None]:
         """Change the tables by random numbers of size `distance` within the context."""
         tables = [self.policy.logits, self.policy.values] if self.distance else []
-        before = [table.data for table in tables]
+        data_before = [table.data for table in tables]
 
         # The same numbers each time: all batches must be those of one moved policy.
         generator = torch.Generator().manual_seed(1)
@@ -338,7 +338,7 @@ class Enumeration:
                 table.data = table.data + self.distance * noise
             yield
         finally:
-            for table, data in zip(tables, before, strict=True):
+            for table, data in zip(tables, data_before, strict=True):
                 table.data = data
 
     def _record_surrogate(self, rollout: Any) -> dict[str, Tensor]:
