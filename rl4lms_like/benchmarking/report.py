@@ -386,7 +386,7 @@ def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> An
         if is_log:
             axes.set_yscale("log")
 
-        # A logarithmic axis has no zero: other points are gaps. Of one or two points a line would not be visible.
+        # A logarithmic axis has no zero: points that are not above it are gaps. A single point has a marker, no line.
         for line in curves.lines:
             colour, dashes = _colour_and_dashes(labels.index(line.label))
             is_shown = line.center > 0 if is_log else np.ones(len(line.x), bool)  # [n_points]

@@ -138,7 +138,7 @@ def _keys_without_values(results: Results, curves: Sequence[LearningCurves]) -> 
         if not any(key in results.summaries[label] for label in results.labels):
             yield f"metrics: no run has a value for {key}; available: {available}"
 
-    # Default curves are none of the spec: supervised runs, for instance, have no reward.
+    # Default curves may be empty: supervised runs, for instance, have no reward.
     if not results.benchmark.spec.curves:
         return
     for curve in curves:
@@ -253,8 +253,8 @@ def launch(
         current_folder: current folder of the process; default: that of this process.
         variables: further environment variables.
     """
-    # The threads by variables, which numerical libraries read when they are loaded. Unbuffered, so that the output of a
-    # killed process is complete.
+    # Numerical libraries read their number of threads when they are loaded. Unbuffered, so that the output of a killed
+    # process is complete.
     environment = dict(os.environ)
     environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
 

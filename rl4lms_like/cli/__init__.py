@@ -352,7 +352,7 @@ def _report(options: argparse.Namespace) -> None:
 def _rollouts(options: argparse.Namespace) -> None:
     from rl4lms_like.tracking.rollouts import described, episodes_of
 
-    # Printed one by one: the files of a long run do not fit into memory.
+    # Printed one by one: the files of a long run may not fit into memory.
     episodes = episodes_of(options.run_folder, **_arguments(options, "iteration min_reward max_reward contains"))
     episode = None
     for episode in islice(episodes, options.limit):

@@ -56,6 +56,7 @@ def reason(error: OSError) -> str:
     if number is None and (match := _ERROR_NUMBER.search(str(error))):
         number = int(match[1])
 
+    # The two causes that a user can remove; Python's message names the file.
     if number in _FULL:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):

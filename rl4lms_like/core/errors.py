@@ -53,6 +53,7 @@ class ConfigError(RL4LMsLikeError):
     def __init__(self, issues: Sequence[ConfigIssue], source: str = "the config") -> None:
         self.issues = list(issues)
         self.source = source
+
         plural = "error" if len(self.issues) == 1 else "errors"
         lines = [f"{len(self.issues)} {plural} in {source}:", *(f"  {issue}" for issue in self.issues)]
         super().__init__("\n".join(lines))
@@ -108,6 +109,7 @@ class NotReadyError(RL4LMsLikeError):
 
         lines = [f"{len(self.errors)} components cannot be built:"]
         lines += [f"  {', '.join(paths)}: {message}" for message, paths in paths_of.items()]
+
         if len(extras) > 1:
             lines.append(f"  all packages at once: pip install 'rl4lms_like[{','.join(sorted(extras))}]'")
         super().__init__("\n".join(lines))

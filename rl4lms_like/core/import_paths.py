@@ -213,7 +213,7 @@ def _require_allowed_object(target: Any, path: str) -> None:
     if not (inspect.isclass(target) or inspect.isroutine(target)):
         return
 
-    # Some functions written in C have no module; they are Python's own.
+    # Some functions written in C have no module, such as methods of built-in types; they are taken for Python's own.
     module = getattr(target, "__module__", None) or "builtins"
     if module.partition(".")[0] in sys.stdlib_module_names:
         name = getattr(target, "__qualname__", str(target))

@@ -48,6 +48,7 @@ class Interruption:
 
     def __enter__(self) -> Interruption:
         self.requests = 0
+
         # Python allows handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for signal_number in _SIGNALS:

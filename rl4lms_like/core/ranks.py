@@ -15,7 +15,7 @@ process.
     gather          each sends a pickled item                                 all items, in the order of the ranks
     gather_from     each sends its error's message, or its result             all results, or an error in all
     from_main       the main process sends as in `gather_from`, others None   the result of the main process
-    main_first      one `from_main`, before the block or after it             the block's files
+    main_first      one `from_main`, before the block or after it             the files that the main process wrote
     any             each sends 0 or 1                                         whether the sum is above 0
     sum             a tensor of the same shape and type                       the sum, in the same bits
     sum_gradients   all gradients, and which of them exist, in one tensor     the sums
@@ -341,7 +341,7 @@ def is_distributed() -> bool:
 
 def n_processes() -> int:
     """Return the number of processes that `torchrun` has started; 1 without it."""
-    # torchrun sets both. WORLD_SIZE alone may be that of another launcher, whose processes are none of this run.
+    # torchrun sets both. WORLD_SIZE alone may be that of another launcher, whose processes do not belong to this run.
     if "LOCAL_RANK" not in os.environ:
         return 1
     return int(os.environ.get("WORLD_SIZE", "1"))

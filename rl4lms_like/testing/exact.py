@@ -90,7 +90,7 @@ def check_objective(algorithm: type[OnPolicyAlgorithm], args: Mapping[str, Any])
         if "baseline" in argument_names:
             unbiased["baseline"] = "leave_one_out"
 
-    # E[gradient of the loss] = -gradient of the objective, which autograd computes from the sum over all responses.
+    # E[gradient of the loss] = -c x gradient of the objective (c > 0), which autograd computes from all responses.
     cases: list[tuple[str, dict[str, Any]]] = [
         ("reward", {}),
         ("KL penalty", {"kl_coeff": 0.25}),

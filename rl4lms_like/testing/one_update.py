@@ -166,7 +166,7 @@ class _UpdateObserver:
         result = self._evaluate(*args, **kwargs)
         log_prob = result[1]
 
-        # The first call only. Of micro-batches, whose shape differs, the ratio cannot be said.
+        # The first call only. Where an algorithm uses micro-batches, the shapes differ and the gap stays unknown.
         minibatch = self._minibatch
         if self._gap is None and minibatch is not None and log_prob.shape == minibatch.old_log_prob.shape:
             ratio = (log_prob.detach() - minibatch.old_log_prob).exp()
