@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.envs import register_envs
 
+# For type checkers and editors, which do not run `__getattr__`. A new public name is added here and in both tables.
 if TYPE_CHECKING:
     from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.algorithms.a2c import A2C
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from rl4lms_like.training.supervised.trainer import SupervisedTrainer
     from rl4lms_like.training.trainer import OnPolicyTrainer
 
-_HOME = {
+_MODULES = {
     "A2C": "algorithms.a2c",
     "ALGORITHMS": "algorithms",
     "BaseMetric": "metrics.base",
@@ -84,6 +85,7 @@ _HOME = {
     "use_code_from": "core.import_paths",
     "with_text_rollouts": "rollouts.text_rollouts",
 }
+"""Public name -> module that defines it, below this package."""
 
 __all__ = [
     "A2C",
@@ -132,9 +134,11 @@ register_envs()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    # Python calls this for a name that the module does not have (PEP 562).
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -36,8 +36,12 @@ from rl4lms_like.tracking.run_folder import FINISHED_FILE, LOCK_FILE, to_json, t
 from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
-RUNS, REPLACED = "runs", "replaced"
-JOB_FILE, OUTPUT_FILE, RESULT_FILE, JOB_LOCK = "job.json", "output.txt", "result.json", "job.lock"
+RUNS = "runs"
+REPLACED = "replaced"
+JOB_FILE = "job.json"
+OUTPUT_FILE = "output.txt"
+RESULT_FILE = "result.json"
+JOB_LOCK = "job.lock"
 GRACE_S = 60.0
 """Seconds that a run has to save its model when it is asked to end."""
 
@@ -119,13 +123,17 @@ def jobs_of(benchmark: Benchmark, only: Sequence[str] = ()) -> list[Job]:
     if unknown:
         message = f"no run has the label {', '.join(unknown)}; available: {'; '.join(labels)}"
         raise ConfigError([ConfigIssue("--only", message)], f"the command line, for the benchmark {benchmark.name}")
-    runs = benchmark.results / RUNS
-    return [
-        Job(cell.label, seed, _plain(replace(cell.config, seed=seed).to_dict()), runs / cell.label / f"seed_{seed}")
-        for seed in benchmark.seeds
-        for cell in benchmark.cells
-        if not only or cell.label in only
-    ]
+
+    # Seeds outside: after the first seed there is a result of each label.
+    jobs = []
+    for seed in benchmark.seeds:
+        for cell in benchmark.cells:
+            if only and cell.label not in only:
+                continue
+            config = _plain(replace(cell.config, seed=seed).to_dict())
+            folder = benchmark.results / RUNS / cell.label / f"seed_{seed}"
+            jobs.append(Job(cell.label, seed, config, folder))
+    return jobs
 
 
 def state_of(job: Job) -> State:
@@ -136,16 +144,18 @@ def state_of(job: Job) -> State:
     """
     if not job.folder.is_dir():
         return "new"
-    before = (_object_in(job.folder / JOB_FILE) or {}).get("config")
-    if not isinstance(before, dict):
+    config_before = (_object_in(job.folder / JOB_FILE) or {}).get("config")
+    if not isinstance(config_before, dict):
         return "unfinished"
-    is_same = before == job.config or _completed(before) == job.config
+    is_same = config_before == job.config or _completed(config_before) == job.config
+
+    # The result is written last: only with it is a run done.
     if _object_in(job.folder / RESULT_FILE) is not None:
         return "done" if is_same else "changed"
-    return "stopped" if is_same and _can_go_on(job.folder) else "unfinished"
+    return "stopped" if is_same and _can_resume(job.folder) else "unfinished"
 
 
-def _can_go_on(folder: Path) -> bool:
+def _can_resume(folder: Path) -> bool:
     """Return True if there is a checkpoint to resume from, or a finished run that lacks only its result."""
     try:
         return (folder / FINISHED_FILE).exists() or newest_checkpoint(folder).is_dir()
@@ -161,20 +171,27 @@ def prepare_folder(job: Job) -> None:
     Raises:
         RL4LMsLikeError: a run of a killed benchmark still writes to the folder and does not end.
     """
+    # First, since a run that still saves itself changes its own state.
     _wait_for_its_end(job.folder)
-    state, resumed = state_of(job), 0
+    state = state_of(job)
+
+    # <results>/replaced/<label>/seed_<k>_<number>: a finished run cost hours, so it is never deleted.
     if state in ("changed", "done"):
         replaced = job.folder.parents[2] / REPLACED / job.label
-        names = (f"{job.folder.name}_{number}" for number in count(1))
-        aside = next(replaced / name for name in names if not (replaced / name).exists())
-        aside.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(job.folder, aside)
+        candidates = (replaced / f"{job.folder.name}_{number}" for number in count(1))
+        replaced_run = next(candidate for candidate in candidates if not candidate.exists())
+        replaced_run.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(job.folder, replaced_run)
     elif state == "unfinished":
         shutil.rmtree(job.folder)
-    elif state == "stopped":
-        resumed = int((_object_in(job.folder / JOB_FILE) or {}).get("resumed", 0)) + 1
+
+    n_resumed = 0
+    if state == "stopped":
+        n_resumed = int((_object_in(job.folder / JOB_FILE) or {}).get("resumed", 0)) + 1
     job.folder.mkdir(parents=True, exist_ok=state == "stopped")
-    content = {"label": job.label, "seed": job.seed, "config": job.config, "resumed": resumed}
+
+    # Also for a stopped run: its config may have been written by an earlier version, without newer keys.
+    content = {"label": job.label, "seed": job.seed, "config": job.config, "resumed": n_resumed}
     write_whole(job.folder / JOB_FILE, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
@@ -207,6 +224,7 @@ def _wait_for_its_end(folder: Path) -> None:
     """Wait for a run that is still saving its state after its benchmark was killed."""
     deadline = time.monotonic() + GRACE_S
     while folder.is_dir():
+        # The lock is that of the run's process, which lives on when its benchmark is killed.
         with at_work(folder) as is_free:
             if is_free:
                 return
@@ -232,8 +250,8 @@ def read_result(folder: Path) -> Result:
         raise RL4LMsLikeError(f"{folder / RESULT_FILE} does not exist") from error
     except ValidationError as error:
         first = error.errors()[0]
-        text = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {text}") from error
+        detail = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise RL4LMsLikeError(f"{folder / RESULT_FILE} is not a valid result of a benchmark: {detail}") from error
 
 
 def _object_in(file: Path) -> dict[str, Any] | None:
@@ -250,8 +268,10 @@ def last_lines(folder: Path, n_lines: int = 5) -> list[str]:
     file = folder / OUTPUT_FILE
     if not file.is_file():
         return []
+    # Whatever a component prints: secrets, and control characters that would change the terminal.
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-    return [printable(without_secrets(line.rstrip())) for line in lines if line.strip()][-n_lines:]
+    texts = [line.rstrip() for line in lines if line.strip()]
+    return [printable(without_secrets(text)) for text in texts[-n_lines:]]
 
 
 def _plain(config: Mapping[str, Any]) -> Any:
@@ -260,6 +280,7 @@ def _plain(config: Mapping[str, Any]) -> Any:
 
 
 def _completed(config: Mapping[str, Any]) -> Any:
+    """Return a config with the current defaults; None if it is not valid any more."""
     try:
         return _plain(parse_config(config).to_dict())
     except ConfigError:

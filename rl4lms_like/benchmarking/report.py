@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A6D00", "#56B4E9", "#1
 """Colour-blind safe palette of Okabe and Ito; after eight lines, dashes are added."""
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
-INK, SOFT, GRID = "#1d2024", "#656b73", "#e8e7e3"
+INK = "#1d2024"
+SOFT = "#656b73"
+GRID = "#e8e7e3"
 AXES = {"iterations": "iterations", "tokens": "tokens", "seconds": "seconds of training"}
 DPI = 180
 STYLE = {
@@ -100,18 +103,28 @@ class LearningCurves:
     lines: tuple[Line, ...]
 
 
-def learning_curves(found: Results) -> list[LearningCurves]:
+def learning_curves(results: Results) -> list[LearningCurves]:
     """Return the plots of the spec. A plot whose key no run has logged has no lines."""
-    records = {label: [read_run(folder) for folder in found.folders(label)] for label in found.labels}
-    axis, specs = found.benchmark.spec.x, found.benchmark.spec.curves
+    runs_of: dict[str, list[RunRecord]] = {}
+    for label in results.labels:
+        runs_of[label] = [read_run(folder) for folder in results.folders(label)]
+
+    # Default: the metrics of the tables, but on `val`, the only split that is evaluated during the training.
+    axis = results.benchmark.spec.x
+    specs = results.benchmark.spec.curves
     if not specs:
-        metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in found.metrics)
+        metrics = dict.fromkeys(f"val:{key.partition(':')[2]}" for key in results.metrics)
         specs = [CurveSpec(key=key) for key in (*DEFAULT_KEYS, *metrics)]
+
     curves = []
     for spec in specs:
         title, unit = _names_of(spec.key)
-        lines = [_line(label, runs, spec.key, axis) for label, runs in records.items()]
-        curves.append(LearningCurves(spec, spec.title or title, unit, axis, tuple(filter(None, lines))))
+        lines = []
+        for label, runs in runs_of.items():
+            line = _line(label, runs, spec.key, axis)
+            if line is not None:
+                lines.append(line)
+        curves.append(LearningCurves(spec, title=spec.title or title, unit=unit, axis=axis, lines=tuple(lines)))
     return curves
 
 
@@ -130,29 +143,46 @@ PASSES = ("supervised/epoch", "preference/epoch")
 
 def polyline(record: RunRecord, key: str, axis: Axis) -> dict[float, tuple[float, float]]:
     """Return iteration (in supervised runs: optimizer step) -> (position on the axis, value) of finite values."""
+    # Metrics are logged by epoch: an iteration in RL runs, a pass over the examples (many steps) in the others.
     split, colon, metric = key.partition(":")
-    values: Mapping[float, Any]
+    values: dict[float, Any] = {}
     if colon:
-        passes = ((line["iteration"], line.get(key)) for line in record.iterations for key in PASSES)
-        per_epoch = next((step / done for step, done in reversed(list(passes)) if done), 1.0)  # RL: 1 iteration
-        evaluations = record.evaluations.get(split, {})
-        values = {round(float(epoch) * per_epoch): scores.get(metric) for epoch, scores in evaluations.items()}
+        steps_per_epoch = _steps_per_epoch(record)
+        for epoch, scores in record.evaluations.get(split, {}).items():
+            values[round(float(epoch) * steps_per_epoch)] = scores.get(metric)
     else:
         values = dict(record.curve(key))
-    finite = {iteration: value for iteration, raw in values.items() if (value := number(raw)) is not None}
-    places = _places(record, axis, list(finite))
-    return {iteration: (place, finite[iteration]) for iteration, place in zip(finite, places, strict=True)}
+
+    # Without NaN and missing values, between which the line is straight.
+    finite: dict[float, float] = {}
+    for iteration, raw in values.items():
+        value = number(raw)
+        if value is not None:
+            finite[iteration] = value
+    positions = _positions(record, axis, list(finite))
+    return dict(zip(finite, zip(positions, finite.values(), strict=True), strict=True))
 
 
-def _places(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
+def _steps_per_epoch(record: RunRecord) -> float:
+    """Return the number of logged steps in an epoch, from the last line that has both; 1 for RL runs."""
+    for line in reversed(record.iterations):
+        for key in reversed(PASSES):
+            if line.get(key):
+                return line["iteration"] / line[key]
+    return 1.0
+
+
+def _positions(record: RunRecord, axis: Axis, iterations: Sequence[float]) -> list[float]:
     """Return the positions of iterations on the axis; 0 is before training."""
     if axis == "iterations":
         return [float(iteration) for iteration in iterations]
+
+    # Tokens or seconds until the end of each logged iteration; evaluations between two of them are interpolated.
     logged = [0, *(line["iteration"] for line in record.iterations)]
     if axis == "tokens":
         amounts = [0, *(line.get("timesteps", 0) for line in record.iterations)]
     else:
-        seconds = [_seconds(line, n) for line, n in zip(record.iterations, np.diff(logged), strict=True)]
+        seconds = [_seconds(line, n_steps) for line, n_steps in zip(record.iterations, np.diff(logged), strict=True)]
         amounts = [0, *np.cumsum(seconds)]
     return np.interp(iterations, logged, amounts).tolist()
 
@@ -165,82 +195,123 @@ def _seconds(line: Mapping[str, Any], n_steps: int) -> float:
 
 
 def _line(label: str, records: Sequence[RunRecord], key: str, axis: Axis) -> Line | None:
-    seeds = [points for record in records if (points := polyline(record, key, axis))]
-    if not seeds:
+    """Return the curve of a label's seeds; None if no seed has values, or no point is common to all."""
+    points_of_seeds = [polyline(record, key, axis) for record in records]
+    points_of_seeds = [points for points in points_of_seeds if points]
+    if not points_of_seeds:
         return None
-    lines = [np.array([points[i] for i in sorted(points)]) for points in seeds]  # [n, 2] each
-    if axis == "iterations":
-        x = np.array(sorted(set.intersection(*map(set, seeds))), float)
-    else:
-        x = np.unique(np.concatenate([line[:, 0] for line in lines]))
-        x = x[(x >= max(line[0, 0] for line in lines)) & (x <= min(line[-1, 0] for line in lines))]
-        if len(x) > N_POINTS:
-            x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
+
+    lines = []
+    for points in points_of_seeds:
+        lines.append(np.array([points[iteration] for iteration in sorted(points)]))  # [n, 2]: position, value
+    x = _common_positions(points_of_seeds, lines, axis)
     if not len(x):
         return None
+
+    # [n_seeds, n_points]. Whole runs are resampled for the band: the points of one run depend on each other.
     values = np.array([np.interp(x, line[:, 0], line[:, 1]) for line in lines])
-    extent = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else None
-    band = bootstrap_band(values) if len(values) >= MIN_SEEDS else extent
-    return Line(label, len(seeds), x, interquartile_mean(values, axis=0), band)
+    if len(values) >= MIN_SEEDS:
+        band = bootstrap_band(values)
+    elif len(values) > 1:
+        band = (values.min(axis=0), values.max(axis=0))
+    else:
+        band = None
+    return Line(label=label, n_seeds=len(values), x=x, center=interquartile_mean(values, axis=0), band=band)
+
+
+def _common_positions(
+    points_of_seeds: Sequence[Mapping[float, tuple[float, float]]], lines: Sequence[np.ndarray], axis: Axis
+) -> np.ndarray:
+    """Return the positions `[n_points]` at which all seeds have a value, or one can be interpolated."""
+    if axis == "iterations":
+        return np.array(sorted(set.intersection(*map(set, points_of_seeds))), float)
+
+    # The positions of all seeds, within the range that all cover: beyond it, fewer seeds would make the mean jump.
+    x = np.unique(np.concatenate([line[:, 0] for line in lines]))
+    start = max(line[0, 0] for line in lines)
+    end = min(line[-1, 0] for line in lines)
+    x = x[(x >= start) & (x <= end)]
+    if len(x) > N_POINTS:
+        x = x[np.linspace(0, len(x) - 1, N_POINTS).round().astype(int)]
+    return x
 
 
 # --- page -------------------------------------------------------------------------------------------------------------
 
 
-def write_report(found: Results, curves: Sequence[LearningCurves]) -> Path:
+def write_report(results: Results, curves: Sequence[LearningCurves]) -> Path:
     """Write the plots and the page, and return the path of the page."""
-    benchmark = found.benchmark
-    cost_head, costs = found.cost_rows()
+    benchmark = results.benchmark
+    pictures = []
+    for curve in curves:
+        if curve.lines:
+            name = f"curve_{curve.spec.key}"
+            pictures.append(_picture(results, name, curve.title, partial(plot_curves, curve)))
+
+    changes = []
+    for cell in benchmark.cells:
+        content = dump_yaml(cell.changes).strip() if cell.changes else ""
+        changes.append((cell.label, str(cell.config_path), content))
+
+    # All texts are escaped by the template: labels, errors and the spec may contain HTML.
+    cost_head, costs = results.cost_rows()
     page = template_of("benchmarking").render(
         name=benchmark.name,
-        status=_status(found),
+        status=_status(results),
         headings=HEADINGS,
         few_seeds=FEW_SEEDS,
-        sections=[_section(found, key) for key in found.metrics],
-        pictures=[
-            _picture(found, f"curve_{curve.spec.key}", curve.title, plot_curves, curve)
-            for curve in curves
-            if curve.lines
-        ],
+        sections=[_section(results, key) for key in results.metrics],
+        pictures=pictures,
         cost_head=cost_head,
         costs=costs,
-        missing=list(_missing(found)),
-        run_head=["run", "seed", *map(found.heading, found.metrics), "tokens", "seconds", ""],
-        runs=list(_runs(found)),
-        changes=[
-            (cell.label, str(cell.config_path), dump_yaml(cell.changes).strip() if cell.changes else "")
-            for cell in benchmark.cells
-        ],
+        missing=list(_missing(results)),
+        run_head=["run", "seed", *map(results.heading, results.metrics), "tokens", "seconds", ""],
+        runs=list(_runs(results)),
+        changes=changes,
         spec=benchmark.text,
-        versions=_versions(found),
+        versions=_versions(results),
     )
     path = benchmark.results / REPORT_FILE
     write_whole(path, page)
     return path
 
 
-def _status(found: Results) -> str:
-    n_jobs, n_done = len(found.jobs), len(found.results)
-    n_labels, n_seeds = len(found.labels), len(found.benchmark.seeds)
+def _status(results: Results) -> str:
+    """Return the size of the benchmark and its progress: `2 labels × 3 seeds, 4 of 6 runs done`."""
+    n_labels = len(results.labels)
+    n_seeds = len(results.benchmark.seeds)
+    labels = "label" if n_labels == 1 else "labels"
+    seeds = "seed" if n_seeds == 1 else "seeds"
+
+    n_jobs = len(results.jobs)
+    n_done = len(results.finished)
     runs = f"all {n_jobs} runs done" if n_done == n_jobs else f"{n_done} of {n_jobs} runs done"
-    return f"{n_labels} label{'s' * (n_labels != 1)} × {n_seeds} seed{'s' * (n_seeds != 1)}, {runs}"
+    return f"{n_labels} {labels} × {n_seeds} {seeds}, {runs}"
 
 
-def _missing(found: Results) -> Iterator[tuple[str, str, str, str]]:
+def _missing(results: Results) -> Iterator[tuple[str, str, str, str]]:
     """Yield name, state, folder and last line of output of each run without a result."""
-    for job in found.missing:
+    for job in results.missing:
         state = state_of(job)
-        end = [] if state == "changed" else last_lines(job.folder, 1)
-        yield job.name, STATE_TEXTS[state], str(job.folder), "".join(end)
+        # The output of a run with another config ends with its success.
+        output = [] if state == "changed" else last_lines(job.folder, 1)
+        yield job.name, STATE_TEXTS[state], str(job.folder), "".join(output)
 
 
-def _section(found: Results, key: str) -> dict[str, Any]:
+def _section(results: Results, key: str) -> dict[str, Any]:
     """Return title, picture, table rows and comparisons of one metric."""
-    title = found.heading(key)
-    scores = {label: scores_of(found.of(label), key) for label in found.labels if key in found.summaries[label]}
-    there = [(label, found.summaries[label][key], values) for label, values in scores.items()]
-    picture = _picture(found, f"scores_{key}", title, plot_scores, title, there) if there else None
-    return {"title": title, "picture": picture, "rows": found.rows(key), "compared": comparisons(scores)}
+    scores: dict[str, list[float]] = {}
+    summaries = []
+    for label in results.labels:
+        if key in results.summaries[label]:
+            scores[label] = scores_of(results.of(label), key)
+            summaries.append((label, results.summaries[label][key], scores[label]))
+
+    title = results.heading(key)
+    picture = None
+    if summaries:
+        picture = _picture(results, f"scores_{key}", title, partial(plot_scores, title, summaries))
+    return {"title": title, "picture": picture, "rows": results.rows(key), "compared": comparisons(scores)}
 
 
 def comparisons(scores: dict[str, list[float]]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -251,39 +322,50 @@ def comparisons(scores: dict[str, list[float]]) -> list[tuple[str, list[tuple[st
     n = len(scores)
     if not 2 <= n <= MAX_COMPARED:
         return []
+
+    # P(a > b) + P(a = b) / 2 and that of (b, a) add up to 1, so each pair is calculated once, and the ends of its
+    # interval change their places. Cells on the diagonal stay empty.
     cells = [[("", "")] * n for _ in range(n)]
     for (i, a), (j, b) in itertools.combinations(enumerate(scores.values()), 2):
         probability = float(probability_of_improvement(a, b))
         interval = interval_over_seeds(probability_of_improvement, a, b)
         reverse = None if interval is None else (1 - interval[1], 1 - interval[0])
-        cells[i][j] = f"{probability:.2f}", interval_text(interval, 2)
-        cells[j][i] = f"{1 - probability:.2f}", interval_text(reverse, 2)
+        cells[i][j] = (f"{probability:.2f}", interval_text(interval, 2))
+        cells[j][i] = (f"{1 - probability:.2f}", interval_text(reverse, 2))
     return list(zip(scores, cells, strict=True))
 
 
-def _picture(found: Results, name: str, title: str, plot: Callable[..., Any], *content: Any) -> dict[str, str]:
+def _picture(results: Results, name: str, title: str, plot: Callable[[Sequence[str], Path], Any]) -> dict[str, str]:
     """Plot into `figures/`, and return the alternative text and the `data:` URL of the image."""
-    folder = found.benchmark.results / "figures"
+    folder = results.benchmark.results / "figures"
     folder.mkdir(parents=True, exist_ok=True)
+
+    # A key such as `rollout_info/ep_rew` or `val:f1` is no file name.
     file = folder / (re.sub(r"[\W_]", "_", name).strip("_") + ".png")
-    plot(*content, found.labels, file)
+    plot(results.labels, file)
     return {"title": title, "data": f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"}
 
 
-def _runs(found: Results) -> Iterator[tuple[list[str], str]]:
+def _runs(results: Results) -> Iterator[tuple[list[str], str]]:
     """Yield the table row of each run, and the relative path of its own report."""
-    for job in found.jobs:
-        if result := found.results.get((job.label, job.seed)):
-            scores = [format_number(result.scores.get(key), 4) for key in found.metrics]
-            cells = [job.label, str(job.seed), *scores, format_number(result.tokens), format_number(result.seconds)]
-            yield cells, (job.folder / REPORT_FILE).relative_to(found.benchmark.results).as_posix()
+    for job in results.jobs:
+        result = results.finished.get((job.label, job.seed))
+        if result is None:
+            continue
+        scores = [format_number(result.scores.get(key), 4) for key in results.metrics]
+        cells = [job.label, str(job.seed), *scores, format_number(result.tokens), format_number(result.seconds)]
+
+        # Relative and with `/`, so that the links still work in a copy of the folder.
+        yield cells, (job.folder / REPORT_FILE).relative_to(results.benchmark.results).as_posix()
 
 
-def _versions(found: Results) -> list[tuple[str, str]]:
-    """Return package -> the versions used by the runs."""
-    packages = dict.fromkeys(package for result in found.results.values() for package in result.versions)
-    used = {package: {result.versions.get(package) for result in found.results.values()} for package in packages}
-    return [(package, ", ".join(sorted(filter(None, versions)))) for package, versions in used.items()]
+def _versions(results: Results) -> list[tuple[str, str]]:
+    """Return package -> the versions used by the runs, which may be several after an upgrade."""
+    versions_of: dict[str, set[str]] = {}
+    for result in results.finished.values():
+        for package, version in result.versions.items():
+            versions_of.setdefault(package, set()).add(version)
+    return [(package, ", ".join(sorted(filter(None, versions)))) for package, versions in versions_of.items()]
 
 
 # --- plots -----------------------------------------------------------------------------------------------------------
@@ -297,38 +379,57 @@ def plot_curves(curves: LearningCurves, labels: Sequence[str], file: Path) -> An
         labels: all labels of the benchmark, in order; they determine the colours.
         file: PNG file to write.
     """
+    # If no value is above 0, the axis stays linear: matplotlib would show an empty plot.
     is_log = curves.spec.log and any((line.center > 0).any() for line in curves.lines)
-    names = []
+    names = []  # in the order of `axes.lines`, for the legend
     with _figure(file, height=3.9) as (figure, axes):
         if is_log:
             axes.set_yscale("log")
+
+        # A logarithmic axis has no zero: points that are not above it are gaps. A single point has a marker, no line.
         for line in curves.lines:
-            colour, dashes = _look(labels.index(line.label))
-            seen = line.center > 0 if is_log else np.ones(len(line.x), bool)  # a logarithmic axis has no zero
-            look = {"color": colour, "linestyle": dashes, "marker": "o" if seen.sum() <= 2 else None}
-            axes.plot(line.x, np.where(seen, line.center, np.nan), linewidth=1.8, markersize=4, **look)
-            names.append(line.label if seen.any() else f"{line.label}: not above 0")
+            colour, dashes = _colour_and_dashes(labels.index(line.label))
+            is_shown = line.center > 0 if is_log else np.ones(len(line.x), bool)  # [n_points]
+            marker = "o" if is_shown.sum() <= 2 else None
+            center = np.where(is_shown, line.center, np.nan)
+            axes.plot(line.x, center, linewidth=1.8, markersize=4, color=colour, linestyle=dashes, marker=marker)
+            names.append(line.label if is_shown.any() else f"{line.label}: not above 0")
             if line.band is not None:
-                axes.fill_between(line.x, *line.band, where=seen, color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(line.x, *line.band, where=is_shown, color=colour, alpha=0.15, linewidth=0)
+
         for name, value in curves.spec.lines.items():
             if value > 0 or not is_log:
                 axes.axhline(value, color=SOFT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
                 names.append(name)
-        if curves.axis == "tokens":  # ticks as `120k` instead of `1.2` with an offset of `1e5`
-            ticker = import_extra("matplotlib.ticker", extra="benchmark", needed_by="a plot")
-            axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-        elif curves.axis == "iterations":
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(curves.title)
-        axes.set_xlabel(AXES[curves.axis], loc="left")
-        axes.set_ylabel(curves.unit)
-        axes.margins(x=0.0, y=0.07)
+
+        _label_axes(axes, curves)
+        # Next to the plot, where it hides no line; the names have the lines' colours.
         axes.legend(axes.lines, names, loc="center left", bbox_to_anchor=(1.0, 0.5), labelcolor="linecolor")
-        counts = [line.n_seeds for line in curves.lines]
-        seeds = f"{min(counts)} to {max(counts)}" if len(set(counts)) > 1 else str(counts[0])
-        words = f"line: IQM over {seeds} seeds; band: {_extent(counts)}" if max(counts) > 1 else "one seed"
-        _caption(axes, words)
+        _caption(axes, _caption_of([line.n_seeds for line in curves.lines]))
         return figure
+
+
+def _label_axes(axes: Any, curves: LearningCurves) -> None:
+    if curves.axis == "tokens":  # ticks as `120k` instead of `1.2` with an offset of `1e5`
+        ticker = import_extra("matplotlib.ticker", extra="benchmark", needed_by="a plot")
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    elif curves.axis == "iterations":  # no ticks at 2.5
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+    axes.set_title(curves.title)
+    axes.set_xlabel(AXES[curves.axis], loc="left")
+    axes.set_ylabel(curves.unit)
+    axes.margins(x=0.0, y=0.07)
+
+
+def _caption_of(counts: Sequence[int]) -> str:
+    """Describe line and band of curves with these numbers of seeds."""
+    if max(counts) == 1:
+        return "one seed"
+    seeds = str(counts[0])
+    if len(set(counts)) > 1:
+        seeds = f"{min(counts)} to {max(counts)}"
+    return f"line: IQM over {seeds} seeds; band: {_extent(counts)}"
 
 
 def plot_scores(
@@ -342,14 +443,19 @@ def plot_scores(
         labels: all labels of the benchmark, in order.
         file: PNG file to write.
     """
+    # Inches: the frame, and a row of the same height for each label.
     with _figure(file, height=1.15 + 0.42 * len(summaries)) as (figure, axes):
         for row, (label, summary, scores) in enumerate(summaries):
-            colour, _ = _look(labels.index(label))
-            apart = np.linspace(-0.12, 0.12, len(scores)) if len(scores) > 1 else np.zeros(1)  # separates equal scores
-            axes.scatter(scores, row + apart, s=16, color=colour, alpha=0.35, linewidth=0, zorder=2)
+            colour, _ = _colour_and_dashes(labels.index(label))
+            # Points of equal scores would hide each other, so they are spread within the row (height 1).
+            offsets = np.linspace(-0.12, 0.12, len(scores)) if len(scores) > 1 else np.zeros(1)
+            axes.scatter(scores, row + offsets, s=16, color=colour, alpha=0.35, linewidth=0, zorder=2)
+
             extent = summary.iqm_interval or summary.range
             axes.plot(extent, [row, row], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
             axes.plot([summary.iqm] * 2, [row - 0.24, row + 0.24], color=colour, linewidth=2.4, zorder=3)
+
+        # From top to bottom, as in the table: the axis is reversed.
         axes.set_yticks(range(len(summaries)), [label for label, _, _ in summaries])
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.set_ylim(len(summaries) - 0.45, -0.55)
@@ -370,11 +476,14 @@ def _figure(file: Path, height: float) -> Iterator[tuple[Any, Any]]:
     with matplotlib.rc_context(STYLE):
         figure = figures.Figure(figsize=(7.2, height), dpi=DPI)
         yield figure, figure.add_subplot()
+
+        # Removed first: a link would redirect the image to another file. Without matplotlib's version in it, equal
+        # results give equal files.
         remove_path(file)
         figure.savefig(file, bbox_inches="tight", pad_inches=0.12, facecolor="white", metadata={"Software": None})
 
 
-def _look(position: int) -> tuple[str, Any]:
+def _colour_and_dashes(position: int) -> tuple[str, Any]:
     return COLOURS[position % len(COLOURS)], DASHES[position // len(COLOURS) % len(DASHES)]
 
 
@@ -388,5 +497,6 @@ def _extent(counts: Sequence[int]) -> str:
 
 def _caption(axes: Any, text: str) -> None:
     """Add a small right-aligned text below the plot."""
-    place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
-    axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **place)
+    # 25 points below the lower right corner of the axes, to the right of the axis label.
+    position = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    axes.annotate(text, (1, 0), (0, -25), fontsize=8, color=SOFT, annotation_clip=False, **position)

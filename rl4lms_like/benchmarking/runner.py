@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,44 +87,64 @@ def benchmark(
         MissingExtraError: scipy, matplotlib or Ray is not installed; nothing was started.
         RL4LMsLikeError: the results folder cannot be written, or another benchmark is running in it.
     """
-    asked = load_benchmark(spec_path, seeds=seeds, results=results)
-    jobs = jobs_of(asked, only)
+    # Before the first run: errors of the spec and the configs, and packages that would be missing after hours.
+    plan = load_benchmark(spec_path, seeds=seeds, results=results)
+    jobs = jobs_of(plan, only)
     for package in ("scipy", "matplotlib"):
         import_extra(package, extra="benchmark", needed_by="a benchmark's report")
     if ray is not None:
         import_extra("ray", extra="ray", needed_by="--ray")
         from rl4lms_like.benchmarking.ray_cluster import connected
-    display = Display(asked.name)
+
+    display = Display(plan.name)
     status = 0
     try:
+        # The folder is locked before the cluster is connected, which writes a file into it.
         if not report_only:
-            on_cluster = connected(ray, asked, display.show) if ray is not None else nullcontext()
-            with claimed(asked.results), on_cluster as cluster:
-                begin, n = (cluster.start, cluster.n_slots) if cluster else (start, asked.spec.processes)
-                status = run_jobs(jobs, processes or n, threads=asked.spec.threads, display=display, begin=begin)
-        found = collect(asked)
-        write_tables(found)
-        display.show("\n" + as_markdown(found))
-        curves = learning_curves(found)
-        for note in _without_numbers(found, curves):
-            display.show(note, "yellow")
-        display.show(f"report: {write_report(found, curves)}")
+            on_cluster = connected(ray, plan, display.show) if ray is not None else nullcontext()
+            with claimed(plan.results), on_cluster as cluster:
+                status = run_jobs(
+                    jobs,
+                    processes or (cluster.n_slots if cluster else plan.spec.processes),
+                    threads=plan.spec.threads,
+                    display=display,
+                    begin=cluster.start if cluster else start,
+                )
+
+        # Also after failed runs or Ctrl-C: the report has the results so far, and names what is missing.
+        so_far = collect(plan)
+        write_tables(so_far)
+        display.show("\n" + as_markdown(so_far))
+        curves = learning_curves(so_far)
+        for warning in _keys_without_values(so_far, curves):
+            display.show(warning, "yellow")
+        display.show(f"report: {write_report(so_far, curves)}")
     except BrokenPipeError:  # standard output was closed; not an error of the results folder
         raise
     except OSError as error:
-        raise RL4LMsLikeError(f"cannot write results to {asked.results}: {error}") from error
+        raise RL4LMsLikeError(f"cannot write results to {plan.results}: {error}") from error
     return status
 
 
-def _without_numbers(found: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:
+def _keys_without_values(results: Results, curves: Sequence[LearningCurves]) -> Iterator[str]:
     """Yield warnings about keys of the spec that no run has, most likely because they are misspelled."""
-    there = ", ".join(dict.fromkeys(key for result in found.results.values() for key in result.scores))
-    for key in found.metrics if found.results else ():
-        if not any(key in found.summaries[label] for label in found.labels):
-            yield f"metrics: no run has a value for {key}; available: {there}"
-    for curve in curves if found.results and found.benchmark.spec.curves else ():
+    if not results.finished:  # nothing has a value yet
+        return
+    keys_of_runs: dict[str, None] = {}  # each once, in order
+    for result in results.finished.values():
+        keys_of_runs |= dict.fromkeys(result.scores)
+    available = ", ".join(keys_of_runs)
+    for key in results.metrics:
+        if not any(key in results.summaries[label] for label in results.labels):
+            yield f"metrics: no run has a value for {key}; available: {available}"
+
+    # Default curves may be empty: supervised runs, for instance, have no reward.
+    if not results.benchmark.spec.curves:
+        return
+    for curve in curves:
         if not curve.lines:
-            yield f"curves: no run has a value for {curve.spec.key}; available: keys in rollout_info.jsonl, and {there}"
+            keys = f"keys in rollout_info.jsonl, and {available}"
+            yield f"curves: no run has a value for {curve.spec.key}; available: {keys}"
 
 
 class RunProcess(Protocol):
@@ -160,6 +181,15 @@ class LocalProcess(subprocess.Popen[bytes]):
             super().kill()
 
 
+@dataclass(frozen=True)
+class RunningJob:
+    """Job with its process, and the time at which it began (`time.monotonic`)."""
+
+    job: Job
+    process: RunProcess
+    began: float
+
+
 def run_jobs(
     jobs: Sequence[Job], processes: int, *, threads: int, display: Display, begin: Callable[[Job, int], RunProcess]
 ) -> int:
@@ -174,28 +204,34 @@ def run_jobs(
     """
     states = [state_of(job) for job in jobs]
     waiting = [job for job, state in zip(jobs, states, strict=True) if state != "done"]
-    running: list[tuple[Job, RunProcess, float]] = []
+    running: list[RunningJob] = []
     status = 0
     display.start(states, processes)
     try:
         while waiting or running:
             while waiting and len(running) < processes:
                 job = waiting.pop(0)
-                running.append((job, begin(job, threads), time.monotonic()))
+                running.append(RunningJob(job, begin(job, threads), time.monotonic()))
                 display.started(job)
             time.sleep(POLL_S)
-            for entry in [entry for entry in running if entry[1].poll() is not None]:
-                running.remove(entry)
-                job, process, began = entry
-                process.ask_to_end()
-                failed = None if state_of(job) == "done" else process.returncode
-                status = status if failed is None else 1
-                display.ended(job, failed, time.monotonic() - began)
+
+            ended = [run for run in running if run.process.poll() is not None]
+            for run in ended:
+                running.remove(run)
+                run.process.ask_to_end()  # closes the runner's end of its pipe
+
+                # The result decides: the exit status may be that of an error after the result was written.
+                failed_with = None
+                if state_of(run.job) != "done":
+                    failed_with = run.process.returncode
+                    status = 1
+                display.ended(run.job, failed_with, time.monotonic() - run.began)
     except KeyboardInterrupt:
         status = INTERRUPTED
         display.interrupted(len(running))
     finally:
-        end([process for _, process, _ in running])
+        # However the loop ends: no run continues without its benchmark.
+        end([run.process for run in running])
         display.stop()
     return status
 
@@ -217,8 +253,11 @@ def launch(
         current_folder: current folder of the process; default: that of this process.
         variables: further environment variables.
     """
-    number = str(threads)
-    environment = {**os.environ, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number, "PYTHONUNBUFFERED": "1"}
+    # Numerical libraries read their number of threads when they are loaded. Unbuffered, so that the output of a killed
+    # process is complete.
+    environment = dict(os.environ)
+    environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+
     refuse_links([folder / OUTPUT_FILE])
     with (folder / OUTPUT_FILE).open("ab") as output:
         return LocalProcess(
@@ -236,14 +275,17 @@ def end(processes: Sequence[RunProcess]) -> None:
     """Ask the runs to end, wait until they have saved their state, and kill those that do not end in time."""
     for process in processes:
         process.ask_to_end()
+
+    # All save at the same time, so the deadline is one for all. A second Ctrl-C ends the waiting.
     deadline = time.monotonic() + GRACE_S
     try:
         for process in processes:
             process.wait(max(0.0, deadline - time.monotonic()))
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass  # remaining processes are killed below
+        pass
     finally:
-        for process in [process for process in processes if process.poll() is None]:
+        remaining = [process for process in processes if process.poll() is None]
+        for process in remaining:
             process.kill()
             process.wait()
 
@@ -259,47 +301,59 @@ class Display:
         self.console = RunConsole(highlight=False)
         self._name = name
         self._running: dict[str, float] = {}
-        self._seconds: list[float] = []
-        self._n_jobs, self._n_over, self._processes = 0, 0, 1
+        self._seconds: list[float] = []  # durations of the runs that have ended without an error
+        self._n_jobs = 0
+        self._n_ended = 0  # with those that were done before
+        self._processes = 1
         self._bar = LiveBar(self.console, self._names)
 
     def start(self, states: Sequence[State], processes: int) -> None:
         """Show the number of runs and their states, and start the progress bar."""
-        counts, n_jobs = Counter(states), len(states)
-        self._n_jobs, self._n_over, self._processes = n_jobs, counts["done"], processes
-        words: dict[State, str] = {"done": "already done", "changed": "with a changed config"}
-        words |= {"stopped": "to resume", "unfinished": "to restart"}
-        known = [f"{counts[state]} {text}" for state, text in words.items() if counts[state]]
-        what = ", ".join([f"{n_jobs} run{'s' if n_jobs != 1 else ''}", *known, f"{processes} at a time"])
-        self.show(f"{self._name}: {what}")
-        if self._n_over < n_jobs:
-            self._bar.begin(self._name, n_jobs, self._n_over)
+        counts = Counter(states)
+        self._n_jobs = len(states)
+        self._n_ended = counts["done"]
+        self._processes = processes
+
+        # New runs are not counted here: a benchmark that starts for the first time has only those.
+        descriptions: dict[State, str] = {"done": "already done", "changed": "with a changed config"}
+        descriptions |= {"stopped": "to resume", "unfinished": "to restart"}
+        facts = ["1 run" if self._n_jobs == 1 else f"{self._n_jobs} runs"]
+        facts += [f"{counts[state]} {description}" for state, description in descriptions.items() if counts[state]]
+        facts.append(f"{processes} at a time")
+        self.show(f"{self._name}: {', '.join(facts)}")
+
+        if self._n_ended < self._n_jobs:
+            self._bar.begin(self._name, self._n_jobs, self._n_ended)
 
     def started(self, job: Job) -> None:
         """Show that a run has started."""
         self._running[job.name] = time.monotonic()
 
-    def ended(self, job: Job, failed: int | None, seconds: float) -> None:
-        """Show that a run has ended; `failed` is its exit status if it has no result."""
+    def ended(self, job: Job, failed_with: int | None, seconds: float) -> None:
+        """Show that a run has ended; `failed_with` is its exit status if it has no result."""
+        # A failed run may have ended within seconds: it says nothing about the time that the others need.
         del self._running[job.name]
-        self._n_over += 1
-        self._seconds += [seconds] if failed is None else []
-        has_bar = self._bar.move(self._n_over, self.left())
-        if failed is not None:
-            self.show(f"{job.name}: FAILED with status {failed}", "bold red")
+        self._n_ended += 1
+        if failed_with is None:
+            self._seconds.append(seconds)
+        has_bar = self._bar.move(self._n_ended, self.left())
+
+        # On a terminal the bar is enough for a run that is done.
+        if failed_with is not None:
+            self.show(f"{job.name}: FAILED with status {failed_with}", "bold red")
             for line in last_lines(job.folder):
                 self.show(f"    {line}", "red")
             self.show(f"    full output: {job.folder / OUTPUT_FILE}")
         elif not has_bar:
-            head = f"{self._n_over:>4}/{self._n_jobs}"
+            head = f"{self._n_ended:>4}/{self._n_jobs}"
             self.show(f"{head}  {job.name}: done in {duration(seconds)}; {self.left()} left")
 
     def interrupted(self, n_running: int) -> None:
         """Show that Ctrl-C was received."""
         self.stop()
         if n_running:
-            going = "saving the state of 1 run" if n_running == 1 else f"saving the states of {n_running} runs"
-            self.show(f"interrupted: {going}; press Ctrl-C again to stop immediately")
+            task = "saving the state of 1 run" if n_running == 1 else f"saving the states of {n_running} runs"
+            self.show(f"interrupted: {task}; press Ctrl-C again to stop immediately")
 
     def stop(self) -> None:
         """Stop the live display, which restores the cursor."""
@@ -313,9 +367,12 @@ class Display:
         """Estimate the remaining time from the runs that have ended; `-` before the first."""
         if not self._seconds:
             return "-"
+
+        # (remaining runs x mean duration - time that the running ones have spent) / processes. A run that takes longer
+        # than the mean counts as finished, and does not make the others shorter.
         mean = sum(self._seconds) / len(self._seconds)
         spent = sum(min(time.monotonic() - began, mean) for began in self._running.values())
-        return duration(((self._n_jobs - self._n_over) * mean - spent) / self._processes)
+        return duration(((self._n_jobs - self._n_ended) * mean - spent) / self._processes)
 
     def _names(self) -> Text:
         names = " · ".join(self._running) or "nothing"

@@ -153,35 +153,44 @@ def load_benchmark(
     """
     path = Path(path)
     mapping, issues = read_yaml(path, keys="runs, config, seeds")
-    fields, wrong = check_arguments(BenchmarkSpec, mapping, "")
-    runs, wrong_runs = _runs(fields.get("runs", {}))
-    cells, wrong_cells = _cells(fields, runs, path)
-    issues += [*wrong, *wrong_runs, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *wrong_cells]
+
+    # Every check works with what the ones before could read, so that all errors are reported at once.
+    fields, field_issues = check_arguments(BenchmarkSpec, mapping, "")
+    runs, run_issues = _runs(fields.get("runs", {}))
+    cells, cell_issues = _cells(fields, runs, path)
+    issues += [*field_issues, *run_issues, *_wrong_values(fields, runs), *_wrong_seeds(seeds, "--seeds"), *cell_issues]
     if issues:
         raise ConfigError(without_values(mapping, issues), str(path))
+
+    # Options of the command line come before the keys of the spec. A number of seeds means 0, 1, 2 ...
     spec = BenchmarkSpec(**fields)
     name = spec.name or path.stem
-    chosen = spec.seeds if seeds is None else seeds
-    folder = Path(results) if results is not None else _relative_to(path, spec.results) if spec.results else None
-    return Benchmark(
-        name=name,
-        text=path.read_text(encoding="utf-8"),
-        spec=spec,
-        cells=tuple(cells),
-        seeds=tuple(range(chosen)) if isinstance(chosen, int) else tuple(chosen),
-        results=folder or Path("benchmark_results") / name,
-    )
+    if seeds is None:
+        seeds = spec.seeds
+    if isinstance(seeds, int):
+        seeds = list(range(seeds))
+
+    # A folder in the spec is relative to the file, one in the command line and the default to the current folder.
+    folder = Path("benchmark_results") / name
+    if results is not None:
+        folder = Path(results)
+    elif spec.results:
+        folder = _relative_to(path, spec.results)
+    text = path.read_text(encoding="utf-8")
+    return Benchmark(name=name, text=text, spec=spec, cells=tuple(cells), seeds=tuple(seeds), results=folder)
 
 
 def _runs(entries: Mapping[str, Any]) -> tuple[dict[str, RunSpec], list[ConfigIssue]]:
+    """Return the valid entries of `runs`, and the errors of the others."""
     runs: dict[str, RunSpec] = {}
     issues: list[ConfigIssue] = []
     for label, entry in entries.items():
+        # Labels are names of folders: `..` or `a/b` would be elsewhere.
         if not LABEL.fullmatch(str(label)):
             issues.append(ConfigIssue(f"runs.{label}", "expected a name of letters, digits, spaces and _ . , = + -"))
-        run, wrong = check_value(entry, RunSpec, f"runs.{label}")
-        issues += wrong
-        if not wrong:
+        run, run_issues = check_value(entry, RunSpec, f"runs.{label}")
+        issues += run_issues
+        if not run_issues:
             runs[str(label)] = run
     return runs, issues
 
@@ -196,55 +205,77 @@ def _wrong_values(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Ite
     for path, values in fields.get("grid", {}).items():
         if not values:
             yield ConfigIssue(f"grid.{path}", "expected at least one value")
+
+    # As Ray counts: several whole GPUs, or a part of one.
     for name, amount in fields.get("resources", {}).items():
         if amount <= 0 or (amount > 1 and amount % 1):
             yield ConfigIssue(
                 f"resources.{name}", f"expected a whole number of at least 1, or a part of 1, got {amount}"
             )
+    yield from _seeds_among_changes(fields, runs)
+    yield from _unknown_splits(fields)
+
+
+def _seeds_among_changes(fields: Mapping[str, Any], runs: Mapping[str, RunSpec]) -> Iterator[ConfigIssue]:
+    """Yield an error for each `seed` in the changes to configs: the benchmark sets it, and would replace that one."""
     changes = {"base": fields.get("base", {}), "grid": fields.get("grid", {})}
-    for place, values in {**changes, **{f"runs.{label}.set": run.set for label, run in runs.items()}}.items():
+    for label, run in runs.items():
+        changes[f"runs.{label}.set"] = run.set
+    for path, values in changes.items():
         if "seed" in values:
-            yield ConfigIssue(f"{place}.seed", "set the seeds of the runs with `seeds`")
+            yield ConfigIssue(f"{path}.seed", "set the seeds of the runs with `seeds`")
+
+
+def _unknown_splits(fields: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+    """Yield an error for each key `split:metric` whose split does not exist. A wrong metric is seen after the runs."""
     keys = [("metrics", key) for key in fields.get("metrics") or []]
-    for where, key in [*keys, *(("curves", curve.key) for curve in fields.get("curves") or [])]:
+    keys += [("curves", curve.key) for curve in fields.get("curves") or []]
+    for path, key in keys:
         split, colon, _ = key.partition(":")
         if colon and split not in SPLITS:
-            yield ConfigIssue(where, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
+            yield ConfigIssue(path, f"{key!r}: expected {', '.join(SPLITS)} before the colon, got {split!r}")
 
 
-def _wrong_seeds(seeds: int | list[int] | None, where: str) -> Iterator[ConfigIssue]:
+def _wrong_seeds(seeds: int | list[int] | None, path: str) -> Iterator[ConfigIssue]:
     if isinstance(seeds, list) and (not seeds or len(set(seeds)) < len(seeds)):
-        yield ConfigIssue(where, f"expected one or more different numbers, got {shown(seeds)}")
+        yield ConfigIssue(path, f"expected one or more different numbers, got {shown(seeds)}")
 
 
 def _cells(fields: Mapping[str, Any], runs: Mapping[str, RunSpec], spec: Path) -> tuple[list[Cell], list[ConfigIssue]]:
     """Return the runs with every combination of the grid. An error shared by several is reported once."""
     cells: dict[str, Cell] = {}
-    reported: dict[ConfigIssue, list[str]] = {}
-    points = grid_points({path: values for path, values in fields.get("grid", {}).items() if values})
-    for (name, run), (suffix, point) in itertools.product(runs.items(), points):
+    labels_of: dict[ConfigIssue, list[str]] = {}
+    grid = {path: values for path, values in fields.get("grid", {}).items() if values}
+    for (name, run), (suffix, point) in itertools.product(runs.items(), grid_points(grid)):
         file = run.config or fields.get("config")
         if file is None:
             issue = ConfigIssue("", "has no config, and the benchmark has no default config")
-            reported.setdefault(issue, []).append(name)
+            labels_of.setdefault(issue, []).append(name)
             continue
-        label, path = name + suffix, _relative_to(spec, file)
+
+        # From the general to the particular: a later change replaces an earlier one.
+        label = name + suffix
+        path = _relative_to(spec, file)
         changes = {**fields.get("base", {}), **run.set, **point}
         try:
             config = _load(path, changes, fields.get("threads", 1))
         except ConfigError as error:
             for issue in error.issues:
-                where = f"{file} {issue.path}".rstrip()
-                reported.setdefault(ConfigIssue(where, issue.message), []).append(label)
+                file_and_key = f"{file} {issue.path}".rstrip()
+                labels_of.setdefault(ConfigIssue(file_and_key, issue.message), []).append(label)
             continue
+
+        # Values of a grid may have the same text: 1e-3 and 0.001.
         if label in cells:
-            reported.setdefault(ConfigIssue("", "two runs have this label"), []).append(label)
+            labels_of.setdefault(ConfigIssue("", "two runs have this label"), []).append(label)
         cells[label] = Cell(label, path, changes, config)
+
+    # One error in a config that all runs use would otherwise be as many errors as there are runs.
     issues = []
-    for issue, labels in reported.items():
-        places = [f"runs.{label}" for label in dict.fromkeys(labels)]
-        more = f" and {len(places) - MAX_REPORTED} more" if len(places) > MAX_REPORTED else ""
-        issues.append(ConfigIssue(", ".join(places[:MAX_REPORTED]) + more, str(issue)))
+    for issue, labels in labels_of.items():
+        paths = [f"runs.{label}" for label in dict.fromkeys(labels)]
+        more = f" and {len(paths) - MAX_REPORTED} more" if len(paths) > MAX_REPORTED else ""
+        issues.append(ConfigIssue(", ".join(paths[:MAX_REPORTED]) + more, str(issue)))
     return list(cells.values()), issues
 
 
@@ -253,23 +284,33 @@ def grid_points(grid: Mapping[str, list[Any]]) -> list[tuple[str, dict[str, Any]
     names = [_short_name(path, list(grid)) for path in grid]
     points = []
     for values in itertools.product(*grid.values()):
-        texts = (re.sub(r"[^\w.+-]+", "_", str(shown(value)).strip("'\"")).strip("_") for value in values)
-        parts = [f",{name}={text}" for name, text in zip(names, texts, strict=True)]
-        points.append(("".join(parts), dict(zip(grid, values, strict=True))))
+        suffix = ""
+        for name, value in zip(names, values, strict=True):
+            # A label is a folder's name, so `{a: 1}` or `x/y` cannot stay as they are.
+            value_text = re.sub(r"[^\w.+-]+", "_", str(shown(value)).strip("'\"")).strip("_")
+            suffix += f",{name}={value_text}"
+        points.append((suffix, dict(zip(grid, values, strict=True))))
     return points
 
 
 def _short_name(path: str, paths: list[str]) -> str:
-    """Return the last part of a path, or more parts if another path ends with the same ones."""
+    """Return the last words of a path, as few as no other path ends with: `learning_rate`, or else `args.gamma`."""
     words = path.split(".")
-    endings = (words[-n:] for n in range(1, len(words)))
-    return ".".join(next((e for e in endings if sum(p.split(".")[-len(e) :] == e for p in paths) == 1), words))
+    for n in range(1, len(words)):
+        ending = words[-n:]
+        paths_with_ending = [candidate for candidate in paths if candidate.split(".")[-n:] == ending]
+        if len(paths_with_ending) == 1:
+            return ".".join(ending)
+    return path
 
 
 def _load(path: Path, changes: Mapping[str, Any], threads: int) -> AnyConfig:
+    """Return the validated config with changes."""
     mapping, issues = read_yaml(path)
-    changed, wrong = apply_values(mapping, changes, "set")
-    config = parse_config(changed, source=str(path), issues=issues + wrong)
+    changed, change_issues = apply_values(mapping, changes, "set")
+    config = parse_config(changed, source=str(path), issues=issues + change_issues)
+
+    # `auto` would be all cores, for each of the runs at the same time.
     return dataclasses.replace(config, n_threads=threads) if config.n_threads == "auto" else config
 
 

@@ -88,7 +88,8 @@ def compare_scores(a: Sequence[float], b: Sequence[float]) -> Comparison:
     def difference(x: Any, y: Any, axis: int) -> Any:
         return np.mean(x, axis=axis) - np.mean(y, axis=axis)
 
-    first, second = summarize(a), summarize(b)
+    first = summarize(a)
+    second = summarize(b)
     return Comparison(
         a=first,
         b=second,
@@ -118,6 +119,7 @@ def probability_of_improvement(a: Any, b: Any, axis: int = -1) -> Any:
         b: `[..., m]`.
         axis: axis of the scores.
     """
+    # [..., n, 1] and [..., 1, m]: compared with each other, all pairs [..., n, m].
     first = np.moveaxis(np.asarray(a), axis, -1)[..., :, None]
     second = np.moveaxis(np.asarray(b), axis, -1)[..., None, :]
     return ((first > second) + 0.5 * (first == second)).mean(axis=(-2, -1))
@@ -143,11 +145,14 @@ def bootstrap_interval(
         axis: axis that is resampled. With `[n_seeds, n_points]` and 0, whole runs are resampled.
     """
     stats = import_extra("scipy.stats", extra="benchmark", needed_by="a bootstrap interval")
+
+    # The same seed each time: an unchanged benchmark has an unchanged report. The batch limits the memory to about 10^7
+    # resampled numbers of the first sample at a time.
     interval = stats.bootstrap(
         samples,
         statistic,
         n_resamples=n_resamples,
-        batch=min(1000, 1 + 10**7 // np.size(samples[0])),  # limits the memory
+        batch=min(1000, 1 + 10**7 // np.size(samples[0])),
         vectorized=True,
         axis=axis,
         confidence_level=0.95,

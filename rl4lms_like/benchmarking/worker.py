@@ -54,22 +54,26 @@ def _run(folder: Path) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return 130
-    import torch
+    import torch  # loaded by the training
 
+    # From the files, which also have what the process did before it was resumed.
     run = read_run(folder)
-    last = run.iterations[-1] if run.iterations else {}
-    scores = {
-        f"{split}:{key}": number(score)
-        for split, epochs in run.evaluations.items()
-        for key, score in epochs[max(epochs)].items()
-    }
+    last_iteration = run.iterations[-1] if run.iterations else {}
+
+    # Of each split, the scores of its last evaluation, by `split:metric`.
+    scores = {}
+    for split, scores_at in run.evaluations.items():
+        for key, score in scores_at[max(scores_at)].items():
+            scores[f"{split}:{key}"] = number(score)
+
+    # Bytes; MiB in the result.
     sizes = [file.stat().st_size for file in (folder / "model").rglob("*") if file.is_file()]
     result = Result(
         label=job["label"],
         seed=job["seed"],
         scores=scores,
-        iterations=int(last.get("iteration", 0)),
-        tokens=int(last.get("timesteps", 0)),
+        iterations=int(last_iteration.get("iteration", 0)),
+        tokens=int(last_iteration.get("timesteps", 0)),
         seconds=None if job["resumed"] else time.perf_counter() - start,
         peak_memory_mb=_peak_memory_mb(),
         peak_gpu_memory_mb=torch.cuda.max_memory_allocated() / MIB if torch.cuda.is_available() else None,
@@ -94,15 +98,21 @@ def _train(folder: Path, raw: dict[str, Any]) -> None:
     config = parse_config(raw, source=str(folder / JOB_FILE))
     if (folder / FINISHED_FILE).exists():  # only the result was not written before the process ended
         return
+
+    # This also resumes from the newest checkpoint, if there is one.
     try:
         return _train_in(folder, config)
     except CheckpointError as error:
         _say(f"{error}\n")
+
+    # Nobody watches the runs of a benchmark, so what `train` would only advise is done here.
     if older := older_intact(newest_checkpoint(folder)):
         _say(f"resuming from {older}")
         with suppress(CheckpointError):
             resume(older, trust_remote_code=any(trusting(raw)))
             return
+
+    # The three files of the job stay: this process holds the lock and writes the output.
     _say("no checkpoint is intact: the run is restarted from the beginning")
     for path in folder.iterdir():
         if path.name not in (JOB_FILE, OUTPUT_FILE, JOB_LOCK):
@@ -113,14 +123,15 @@ def _train(folder: Path, raw: dict[str, Any]) -> None:
 def _train_in(folder: Path, config: AnyConfig) -> None:
     from rl4lms_like.training.run import train_config
 
-    taken = train_config(
+    # The three parts of the run path: <results>/runs, <label>, seed_<k>.
+    run_path = train_config(
         config,
         base_path_to_store_results=folder.parent.parent,
         project_name=folder.parent.name,
         experiment_name=folder.name,
     )
-    if taken != folder:
-        raise RL4LMsLikeError(f"{folder} already contains a run; this one was written to {taken}")
+    if run_path != folder:
+        raise RL4LMsLikeError(f"{folder} already contains a run; this one was written to {run_path}")
 
 
 def _say(text: str) -> None:
@@ -133,6 +144,8 @@ def _peak_memory_mb() -> float | None:
         import resource
     except ImportError:  # Windows
         return None
+
+    # Bytes on macOS, KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / MIB if sys.platform == "darwin" else peak * 1024 / MIB
 
@@ -141,16 +154,21 @@ def end_with_the_runner() -> None:
     """Interrupt the main thread when standard input closes."""
 
     def wait() -> None:
-        while os.read(sys.stdin.fileno(), 1):  # unbuffered: sys.stdin.read would hold a lock at interpreter exit
+        # Unbuffered: `sys.stdin.read` would hold a lock at the interpreter's exit. The runner writes nothing: reading
+        # returns, with no bytes, only when the pipe is closed.
+        while os.read(sys.stdin.fileno(), 1):
             pass
+
+        # A real signal also interrupts blocking calls of the main thread; Windows has none.
         if hasattr(signal, "pthread_kill"):
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # also interrupts blocking calls
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         else:
             _thread.interrupt_main()
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start background jobs with SIGINT ignored
+    # Shells start background jobs with SIGINT ignored, and Ray its workers with SIGINT blocked.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray starts its workers with SIGINT blocked
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=wait, name="runner", daemon=True).start()
 
 

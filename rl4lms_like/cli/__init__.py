@@ -48,48 +48,72 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "HF_HOME", "HF_HUB_OFFLINE", "NLTK_DATA", "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit status."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None:  # started as a program, so no caller catches errors
-        for stream in ("stdout", "stderr"):
-            if getattr(sys, stream) is None:  # closed: a file opened later would get its descriptor
-                setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
-            accept_any_character(getattr(sys, stream))
-        sys.excepthook = lambda kind, error, place: _say("".join(traceback.format_exception(kind, error, place)))
+    # Called from Python, only the command runs: streams, signals and threads are the caller's.
+    is_program = argv is None
+    if is_program:
+        _prepare_streams()
+
     parser = build_parser()
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "quickstart":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    options.rest = rest
+    options, unknown = parser.parse_known_args(None if argv is None else list(argv))
+    if unknown and options.command != "quickstart":  # which has a parser of its own
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.unknown = unknown
+
     status = 0
     try:
-        use_code_from(*getattr(options, "code", ()))
+        use_code_from(*options.code)
         with _cancelled_as_by_ctrl_c():
             status = COMMANDS[options.command](options) or 0
         sys.stdout.flush()
         return status
+
+    # Errors that are meant for users: their message is enough.
     except RL4LMsLikeError as error:
-        if not is_main_process() and isinstance(error, ConfigError | RankError):  # the main process reports it
-            time.sleep(TIME_TO_REPORT_S)  # torchrun ends all processes as soon as one has ended
-        else:
-            _say(traceback.format_exc() if options.traceback else f"{error}\n")
-        if argv is None and isinstance(error.__cause__, TimeIsUp):
+        _report_error(error, options)
+        if is_program and isinstance(error.__cause__, TimeIsUp):
             _end_despite_threads()
         return 2 if isinstance(error, ConfigError) else 1
+
+    # The run has saved its state before the interrupt arrives here; 130 is what shells expect (128 + SIGINT).
     except KeyboardInterrupt:
-        if argv is None:
+        if is_program:
             _end_at_once_by_another()
         if is_main_process():
             _say("interrupted\n")
         return 130
+
+    # The reader of standard output (`| head`) has closed the pipe, which is no error. Python would report one when it
+    # flushes the stream at its exit, so the stream is redirected.
     except BrokenPipeError as error:
         if not _is_stdout_gone():
             return _unexpected(error, options)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader (`| head`) has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return status
+
     except Exception as error:
         if _is_ours(error):
             raise
         return _unexpected(error, options)
+
+
+def _prepare_streams() -> None:
+    """Prepare standard output and error of a program, in which no caller catches errors."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed: a file opened later would get its descriptor
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the program runs)
+        accept_any_character(getattr(sys, name))
+
+    # The traceback of a bug may hold secrets, too.
+    sys.excepthook = lambda kind, error, trace: _say("".join(traceback.format_exception(kind, error, trace)))
+
+
+def _report_error(error: RL4LMsLikeError, options: argparse.Namespace) -> None:
+    # These errors occur in all of several processes. Only the main one reports them; the others wait for it, because
+    # torchrun ends all processes as soon as one has ended.
+    if not is_main_process() and isinstance(error, ConfigError | RankError):
+        time.sleep(TIME_TO_REPORT_S)
+    else:
+        _say(traceback.format_exc() if options.traceback else f"{error}\n")
 
 
 def _say(message: str) -> None:
@@ -102,41 +126,51 @@ def _say(message: str) -> None:
         sys.stderr.flush()
         sys.stdout.flush()
     except OSError:
+        # Also what is left in the buffers: Python's failure to flush them at its exit would be status 120.
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(nowhere, stream)
+        for descriptor in (1, 2):
+            os.dup2(nowhere, descriptor)
 
 
 def _end_at_once_by_another() -> None:
     """Exit at once with status 130 on another signal, because nothing is left to save."""
-    for each in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(each) is not signal.SIG_IGN:
-            signal.signal(each, lambda number, frame: os._exit(130))
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signal_number) is not signal.SIG_IGN:
+            signal.signal(signal_number, lambda number, frame: os._exit(130))
 
 
 def _end_despite_threads() -> None:
     """Exit without waiting for a reward's hanging threads (`ThreadPoolExecutor`), which Python would join."""
-    if any(not thread.daemon and thread is not threading.main_thread() for thread in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError):
-                stream.flush()
-        os._exit(1)
+    threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if all(thread.daemon for thread in threads):
+        return
+
+    # `os._exit` skips what Python does at its exit, such as writing the streams' buffers.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(1)
 
 
 def _is_ours(error: Exception) -> bool:
     """Return True for a bug of this library, whose traceback is shown in full for a bug report."""
-    place = traceback.extract_tb(error.__traceback__)[-1].filename
-    return not isinstance(error, OSError | MemoryError) and Path(__file__).parents[1] in Path(place).parents
+    # Where it was raised. Errors of files and memory are the system's, wherever in the library they occur.
+    if isinstance(error, OSError | MemoryError):
+        return False
+    file = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return Path(__file__).parents[1] in file.parents
 
 
 def _unexpected(error: Exception, options: argparse.Namespace) -> int:
     """Report an unexpected error of another library or the system; return the exit status."""
-    text = reason(error) if isinstance(error, OSError) else error
-    if is_denied(error) and not options.traceback:
-        _say(f"{text}\n")
-        return 1
-    where = "for a traceback, see log.txt of the run, or use the same command with --traceback"
-    _say(traceback.format_exc() if options.traceback else f"{type(error).__name__}: {text}\n{where}\n")
+    message = reason(error) if isinstance(error, OSError) else error
+    hint = "for a traceback, see log.txt of the run, or use the same command with --traceback"
+    if options.traceback:
+        _say(traceback.format_exc())
+    elif is_denied(error):  # the message says what to do; a traceback would not help
+        _say(f"{message}\n")
+    else:
+        _say(f"{type(error).__name__}: {message}\n{hint}\n")
     return 1
 
 
@@ -145,9 +179,11 @@ def _is_stdout_gone() -> bool:
         sys.stdout.flush()
     except BrokenPipeError:
         return True
-    with suppress(io.UnsupportedOperation, AttributeError):  # Windows has no `poll`
+
+    # Unbuffered output leaves nothing to flush. A mask of 0 asks for errors only; Windows has no `poll`.
+    with suppress(io.UnsupportedOperation, AttributeError):
         poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)  # mask 0 reports errors only; needed for unbuffered output
+        poll.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
     return False
 
@@ -155,14 +191,16 @@ def _is_stdout_gone() -> bool:
 @contextmanager
 def _cancelled_as_by_ctrl_c() -> Iterator[None]:
     """Handle SIGTERM, sent to cancelled jobs, like Ctrl-C within the context."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread():  # Python sets handlers in that thread only
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    # None: the handler before was not installed from Python, which cannot restore it.
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------
@@ -172,35 +210,38 @@ def _train(options: argparse.Namespace) -> None:
     if options.resume is not None:
         from rl4lms_like.training.run import resume
 
-        _refuse_another_place(options)
+        _refuse_another_folder(options)
         if options.replay is not None:
-            text = "a run resumes with the rollouts that it began with; remove the option"
-            raise ConfigError([ConfigIssue("--replay", text)], "the command line")
-        resume(options.resume, **_given(options, "overrides entity_name log_to_wandb trust_remote_code"))
+            message = "a run resumes with the rollouts that it began with; remove the option"
+            raise ConfigError([ConfigIssue("--replay", message)], "the command line")
+        resume(options.resume, **_arguments(options, "overrides entity_name log_to_wandb trust_remote_code"))
         return
+
+    # The option permits what the config in a run's folder asks for, which may come from another user. A file that the
+    # user names needs no second permission.
     if options.trust_remote_code:
-        text = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
-        raise ConfigError([ConfigIssue("--trust_remote_code", text)], "the command line")
+        message = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
+        raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
     from rl4lms_like.training.run import train
 
     names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
-    train(options.config or options.config_path, **_given(options, names))
+    train(options.config or options.config_path, **_arguments(options, names))
 
 
-def _given(options: argparse.Namespace, names: str) -> dict[str, Any]:
+def _arguments(options: argparse.Namespace, names: str) -> dict[str, Any]:
     """Return the options with these names as keyword arguments."""
     return {name: getattr(options, name) for name in names.split()}
 
 
-def _refuse_another_place(options: argparse.Namespace) -> None:
+def _refuse_another_folder(options: argparse.Namespace) -> None:
     """Raise if options that name another folder are given with --resume, because they would be ignored."""
     parser = argparse.ArgumentParser()
     add_run_options(parser)
-    places = ("project_name", "experiment_name", "base_path_to_store_results")
-    given = [name for name in (*places, "new") if getattr(options, name) != parser.get_default(name)]
-    if given:
-        text = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
-        raise ConfigError([ConfigIssue(f"--{name}", text) for name in given], "the command line")
+    names = ("project_name", "experiment_name", "base_path_to_store_results", "new")
+    used = [name for name in names if getattr(options, name) != parser.get_default(name)]
+    if used:
+        message = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
+        raise ConfigError([ConfigIssue(f"--{name}", message) for name in used], "the command line")
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -209,28 +250,32 @@ def _check(options: argparse.Namespace) -> None:
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
     config = load_config(options.config or options.config_path, options.overrides)
-    from rl4lms_like.training.preview import preview, reward_audit  # loads torch
 
-    for part in preview(config, full=options.full):
-        print(printable(without_secrets(part)), flush=True)
+    # After the config, whose errors are shown without the seconds that this import takes: it loads torch.
+    from rl4lms_like.training.preview import preview, reward_audit
+
+    # Each section as soon as it is ready: the audit calls the reward, which may take long.
+    for section in preview(config, full=options.full):
+        print(printable(without_secrets(section)), flush=True)
     if options.reward:
-        for part in reward_audit(config, remote=options.remote):
-            print(printable(without_secrets(part)), flush=True)
+        for section in reward_audit(config, remote=options.remote):
+            print(printable(without_secrets(section)), flush=True)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
     from rl4lms_like.training.inference import evaluate_run
 
     names = "split config_path output decoding num_beams max_new_tokens batch_size limit seed trust_remote_code"
-    evaluate_run(options.run_or_model, **_given(options, names), **_engine(options))
+    evaluate_run(options.run_or_model, **_arguments(options, names), **_engine(options))
 
 
 def _generate(options: argparse.Namespace) -> None:
+    # Before the import, which loads torch: a file that cannot be read is reported immediately.
     prompts = _prompts(options)
-    from rl4lms_like.training.inference import generate_texts  # loads torch
+    from rl4lms_like.training.inference import generate_texts
 
     names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
-    texts = generate_texts(options.model, prompts, **_given(options, names), **_engine(options))
+    texts = generate_texts(options.model, prompts, **_arguments(options, names), **_engine(options))
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
             _print_json({"prompt": prompt, "texts": responses})
@@ -242,35 +287,42 @@ def _engine(options: argparse.Namespace) -> dict[str, Any]:
     """Return the argument `engine`, if it is given."""
     from rl4lms_like.training.config.yaml_file import parse_value
 
+    if options.engine is None:
+        return {}
     try:
-        return {"engine": parse_value(options.engine)} if options.engine is not None else {}
+        return {"engine": parse_value(options.engine)}
     except ValueError as error:
         raise ConfigError([ConfigIssue("", str(error))], "--engine") from error
 
 
 def _print_json(line: Mapping[str, Any]) -> None:
-    escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
-    print(json.dumps(line, ensure_ascii=escaped))
+    # JSON itself escapes only the control characters of ASCII, not those that change a terminal's direction of writing.
+    # Other encodings than UTF lack most characters.
+    is_escaped = sys.stdout.isatty() or not str(sys.stdout.encoding).lower().startswith("utf")
+    print(json.dumps(line, ensure_ascii=is_escaped))
 
 
 def _prompts(options: argparse.Namespace) -> list[str]:
-    place = "the command line" if options.prompts else options.file or "standard input"
+    """Return the prompts in the command line, else the lines of a file, else those of standard input."""
+    source = "the command line" if options.prompts else options.file or "standard input"
     try:
         if options.prompts:
-            found = list(options.prompts)
+            prompts = list(options.prompts)
         elif options.file is not None:
-            found = options.file.read_text(encoding="utf-8").splitlines()
+            prompts = options.file.read_text(encoding="utf-8").splitlines()
         elif sys.stdin is None:
             raise RL4LMsLikeError("no prompts: give them as arguments or with --file, since standard input is closed")
         else:
-            found = sys.stdin.read().splitlines()
-        "".join(found).encode()  # raises for undecodable bytes (lone surrogates), which tokenizers reject
+            prompts = sys.stdin.read().splitlines()
+
+        # Python reads undecodable bytes of the command line as lone surrogates, which tokenizers reject.
+        "".join(prompts).encode()
     except OSError as error:
-        raise RL4LMsLikeError(f"cannot read the prompts in {place}: {error.strerror}") from error
+        raise RL4LMsLikeError(f"cannot read the prompts in {source}: {error.strerror}") from error
     except UnicodeError as error:
         encoding = "UTF-8" if options.file is not None else sys.getfilesystemencoding()
-        raise RL4LMsLikeError(f"the prompts in {place} are not text in {encoding}") from error
-    return [line for line in found if line]
+        raise RL4LMsLikeError(f"the prompts in {source} are not text in {encoding}") from error
+    return [prompt for prompt in prompts if prompt]
 
 
 def _list(options: argparse.Namespace) -> None:
@@ -288,7 +340,7 @@ def _show(options: argparse.Namespace) -> None:
 def _quickstart(options: argparse.Namespace) -> int | None:
     from rl4lms_like.training.quickstart import main as quickstart
 
-    return quickstart(options.rest)
+    return quickstart(options.unknown)
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -300,13 +352,16 @@ def _report(options: argparse.Namespace) -> None:
 def _rollouts(options: argparse.Namespace) -> None:
     from rl4lms_like.tracking.rollouts import described, episodes_of
 
-    episodes = episodes_of(options.run_folder, **_given(options, "iteration min_reward max_reward contains"))
+    # Printed one by one: the files of a long run may not fit into memory.
+    episodes = episodes_of(options.run_folder, **_arguments(options, "iteration min_reward max_reward contains"))
     episode = None
     for episode in islice(episodes, options.limit):
         if options.json:
             _print_json(episode)
         else:
             print(described(episode))
+
+    # To standard error, so that the output stays JSON lines.
     if episode is None:
         _say("no episode meets these conditions\n")
 
@@ -326,7 +381,7 @@ def _pairs(options: argparse.Namespace) -> None:
     from rl4lms_like.training.sampled_pairs import write_pairs
 
     names = "n_samples split max_prompts min_difference"
-    write_pairs(config, options.out, **_given(options, names), report=partial(print, flush=True))
+    write_pairs(config, options.out, **_arguments(options, names), report=partial(print, flush=True))
 
 
 def _post_train(options: argparse.Namespace) -> int:
@@ -337,7 +392,7 @@ def _post_train(options: argparse.Namespace) -> int:
             print(printable(without_secrets(text)), flush=True)
 
     names = "overrides model_index output_dir resume dry_run"
-    return post_train(options.config, **_given(options, names), with_traceback=options.traceback, say=say)
+    return post_train(options.config, **_arguments(options, names), with_traceback=options.traceback, say=say)
 
 
 def _env(options: argparse.Namespace) -> None:
@@ -353,7 +408,8 @@ def _env(options: argparse.Namespace) -> None:
         "GPUs": ", ".join(devices) or "none",
     }
     facts |= {f"${name}": os.environ[name] for name in VARIABLES if name in os.environ}
-    for name, value in (facts | dict(_packages())).items():
+    facts |= dict(_packages())
+    for name, value in facts.items():
         print(f"{name}: {value}")
 
 
@@ -363,9 +419,11 @@ def _packages() -> Iterator[tuple[str, str]]:
 
     seen = {PACKAGE}
     for requirement in map(Requirement, requires(PACKAGE) or ()):
+        # A requirement of an extra has a marker such as `extra == "semantic"`. `all` repeats those of the others.
         extra = str(requirement.marker or "").partition('extra == "')[2].rstrip('"')
         if requirement.name in seen or extra in ("dev", "docs", "all"):
             continue
+
         seen.add(requirement.name)
         try:
             yield requirement.name, version(requirement.name)
@@ -376,7 +434,7 @@ def _packages() -> Iterator[tuple[str, str]]:
 def _benchmark(options: argparse.Namespace) -> int:
     from rl4lms_like.benchmarking.runner import benchmark
 
-    return benchmark(options.spec, **_given(options, "processes seeds only results report_only ray"))
+    return benchmark(options.spec, **_arguments(options, "processes seeds only results report_only ray"))
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -20,24 +20,32 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="rl4lms-like", description="Reinforcement learning for language models.", epilog=EXIT_STATUS
     )
+    parser.set_defaults(code=[])  # of commands that name no code
+
+    # In the order of `rl4lms-like --help`: from the common commands to the rare ones.
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     _add_train(_command(commands, "train", "train a model with a YAML config"))
     _add_check(_command(commands, "check", "check a YAML config, and show a summary"))
     _add_post_train(_command(commands, "post-train", "train the models of a pipeline file on preferences"))
     _add_evaluate(_command(commands, "evaluate", "evaluate a run's model, or any model, on a split"))
     _add_generate(_command(commands, "generate", "generate texts with a trained model"))
+
     command = _command(commands, "list", "list components, one line per id")
     command.add_argument("kind", choices=KINDS)
     command = _command(commands, "show", "show the description and arguments of a component")
     command.add_argument("id", metavar="ID", help="an id, or an import path package.module:Name")
     _add_code(command)
-    _command(commands, "quickstart", "train the embedded default config; has its own options", own_help=True)
+
+    # Without a help of its own: `quickstart --help` is answered by the script's parser.
+    _command(commands, "quickstart", "train the embedded default config; has its own options", has_help=False)
+
     command = _command(commands, "report", "write report.html of a run")
     command.add_argument("run_folder", metavar="RUN_FOLDER", type=Path)
     _add_rollouts(_command(commands, "rollouts", "print the kept episodes of a run"))
     _add_benchmark(_command(commands, "benchmark", "run several configs with several seeds, and write a report"))
     _add_compare(_command(commands, "compare", "test which of two runs of a benchmark is better"))
     _add_pairs(_command(commands, "pairs", "sample responses of a config's policy, and write the best and worst ones"))
+
     command = _command(commands, "pretrain-critic", "train only the critic of a config, and save it")
     _add_config(command)
     command.add_argument("--output", type=Path, default=Path("critic"), help="folder of the critic (%(default)s)")
@@ -60,11 +68,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _command(
-    commands: argparse._SubParsersAction, name: str, summary: str, *, own_help: bool = False
+    commands: argparse._SubParsersAction, name: str, summary: str, *, has_help: bool = True
 ) -> argparse.ArgumentParser:
     description = summary[0].upper() + summary[1:] + "."
     command: argparse.ArgumentParser = commands.add_parser(
-        name, help=summary, description=description, add_help=not own_help
+        name, help=summary, description=description, add_help=has_help
     )
     command.add_argument("--traceback", action="store_true", help="print the traceback of an error")
     return command
@@ -99,9 +107,11 @@ def _add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveG
 
 
 def _add_train(parser: argparse.ArgumentParser) -> None:
+    # In the group of the config: a run resumes with the config in its folder.
     _add_config(parser).add_argument(
         "--resume", metavar="PATH", help="resume a run that ended early: its folder, or one of its checkpoints"
     )
+
     parser.add_argument(
         "--replay",
         metavar="RUN[:N-M]",
@@ -162,6 +172,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: the lines of --file or standard input")
     parser.add_argument("--file", type=Path, help="prompts, one per line")
     parser.add_argument("--n", type=_count, default=1, help="texts per prompt (%(default)s)")
+
     _add_decoding(parser)
     _add_code(parser)
     _add_trust(parser)
@@ -217,20 +228,25 @@ def _add_benchmark(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    what = "a benchmark's run, RESULTS/LABEL, or RESULTS for all its runs"
-    parser.add_argument("a", metavar="A", type=Path, help=what)
-    parser.add_argument("b", metavar="B", type=Path, help=what)
+    help_text = "a benchmark's run, RESULTS/LABEL, or RESULTS for all its runs"
+    parser.add_argument("a", metavar="A", type=Path, help=help_text)
+    parser.add_argument("b", metavar="B", type=Path, help=help_text)
     parser.add_argument("--metric", action="append", default=[], metavar="KEY", help="default: all; may be repeated")
     parser.add_argument("--split", choices=("train", "val", "test"), default="test", help="(%(default)s)")
 
 
-def _seeds(text: str) -> int | list[int]:
-    if "," in text and not all(seed.isdecimal() for seed in text.split(",")):
-        raise argparse.ArgumentTypeError(f"expected whole numbers as in 0,3,7, got {text!r}")
-    return [int(seed) for seed in text.split(",")] if "," in text else _count(text)
+def _seeds(value: str) -> int | list[int]:
+    """Parse the number of seeds, or the seeds themselves, separated by commas."""
+    if "," not in value:
+        return _count(value)
+    seeds = value.split(",")
+    if not all(seed.isdecimal() for seed in seeds):
+        raise argparse.ArgumentTypeError(f"expected whole numbers as in 0,3,7, got {value!r}")
+    return [int(seed) for seed in seeds]
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
+def _count(value: str) -> int:
+    # `isdecimal` also excludes what `int` accepts: ` 1`, `1_000`, `+1`.
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {value!r}")
+    return int(value)

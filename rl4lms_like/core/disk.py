@@ -53,8 +53,10 @@ def saving(what: str) -> Iterator[None]:
 def reason(error: OSError) -> str:
     """Return why a file could not be read or written, and what to do about it."""
     number = error.errno
-    if number is None and (found := _ERROR_NUMBER.search(str(error))):
-        number = int(found[1])
+    if number is None and (match := _ERROR_NUMBER.search(str(error))):
+        number = int(match[1])
+
+    # The two causes that a user can remove; Python's message names the file.
     if number in _FULL:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
@@ -77,7 +79,7 @@ def with_home(path: str | Path) -> Path:
 
 def share_permissions(folder: Path) -> None:
     """Give the weights in a folder the folder's permissions; safetensors makes files readable only by their owner."""
-    mode = folder.stat().st_mode & 0o666
+    mode = folder.stat().st_mode & 0o666  # reading and writing; files are not executable
     for file in folder.rglob("*.safetensors"):
         with suppress(OSError):  # a file system without such permissions
             file.chmod(mode)
@@ -90,15 +92,16 @@ def refuse_links(files: Iterable[Path]) -> None:
         RL4LMsLikeError: one of them is a symbolic link, a hard link or not a regular file.
     """
     for file in files:
+        # Links first: the other calls follow a link, and would describe its target.
         if file.is_symlink():
-            what = "a symbolic link"
+            kind = "a symbolic link"
         elif file.is_file() and file.stat().st_nlink > 1:
-            what = "a hard link (the file has another name elsewhere)"
+            kind = "a hard link (the file has another name elsewhere)"
         elif file.exists() and not file.is_file():
-            what = "not a regular file"
+            kind = "not a regular file"
         else:
             continue
-        raise RL4LMsLikeError(f"{file} is {what} and will not be written to; replace it with a copy, or remove it")
+        raise RL4LMsLikeError(f"{file} is {kind} and will not be written to; replace it with a copy, or remove it")
 
 
 def remove_path(path: Path) -> None:
@@ -116,6 +119,8 @@ def flush(path: Path) -> None:
         handle = os.open(path, os.O_RDONLY)
     except PermissionError:
         return
+
+    # A new or renamed file survives a power failure only once its folder's entries are on disk, too.
     try:
         os.fsync(handle)
     except OSError:

@@ -53,6 +53,7 @@ class ConfigError(RL4LMsLikeError):
     def __init__(self, issues: Sequence[ConfigIssue], source: str = "the config") -> None:
         self.issues = list(issues)
         self.source = source
+
         plural = "error" if len(self.issues) == 1 else "errors"
         lines = [f"{len(self.issues)} {plural} in {source}:", *(f"  {issue}" for issue in self.issues)]
         super().__init__("\n".join(lines))
@@ -94,13 +95,21 @@ class NotReadyError(RL4LMsLikeError):
 
     def __init__(self, errors: Mapping[str, RL4LMsLikeError]) -> None:
         self.errors = dict(errors)
-        places: dict[str, list[str]] = {}
+
+        # Components that lack the same thing are in one line: what to install there is needed once.
+        paths_of: dict[str, list[str]] = {}
+        extras: set[str] = set()
         for path, error in self.errors.items():
-            missing = isinstance(error, MissingExtraError | MissingResourceError)
-            places.setdefault(f"needs {error.what}" if missing else str(error), []).append(path)  # type: ignore[attr-defined]
+            message = str(error)
+            if isinstance(error, MissingExtraError | MissingResourceError):
+                message = f"needs {error.what}"
+            if isinstance(error, MissingExtraError):
+                extras.add(error.extra)
+            paths_of.setdefault(message, []).append(path)
+
         lines = [f"{len(self.errors)} components cannot be built:"]
-        lines += [f"  {', '.join(paths)}: {message}" for message, paths in places.items()]
-        extras = {error.extra for error in self.errors.values() if isinstance(error, MissingExtraError)}
+        lines += [f"  {', '.join(paths)}: {message}" for message, paths in paths_of.items()]
+
         if len(extras) > 1:
             lines.append(f"  all packages at once: pip install 'rl4lms_like[{','.join(sorted(extras))}]'")
         super().__init__("\n".join(lines))
@@ -182,9 +191,11 @@ def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.split(".")[0] != module.split(".")[0]:
+        # The package is there, but one that it imports is not: to install the extra again would not help.
+        package = module.split(".")[0]
+        if error.name is not None and error.name.split(".")[0] != package:
             raise
-        raise MissingExtraError(module.split(".")[0], extra, needed_by) from error
+        raise MissingExtraError(package, extra, needed_by) from error
 
 
 @cache

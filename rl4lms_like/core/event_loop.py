@@ -36,9 +36,13 @@ class EventLoop:
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of the coroutine; its exceptions are raised here."""
-        if self._loop is None or self._process != os.getpid():  # threads do not survive a fork
-            self._loop, self._process = asyncio.new_event_loop(), os.getpid()
+        # A forked process has a copy of the loop, but not the thread that runs it: work given to it would never end.
+        if self._loop is None or self._process != os.getpid():
+            self._loop = asyncio.new_event_loop()
+            self._process = os.getpid()
             threading.Thread(target=_serve, args=(self._loop,), name=self.name, daemon=True).start()
+
+        # Ctrl-C interrupts the waiting here, not the work in the other thread, which is therefore cancelled.
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -53,6 +57,7 @@ class EventLoop:
     def __del__(self) -> None:
         if self._loop is None or sys.is_finalizing():  # at the end of the process asyncio no longer works
             return
+        # Not in a forked process, whose copy of the loop no thread runs.
         if self._process == os.getpid() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -64,24 +69,29 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[T]]], at_once: int) ->
         calls: functions that each return an awaitable.
         at_once: maximum number of concurrent calls.
     """
-    free = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
-    async def one(call: Callable[[], Awaitable[T]]) -> T:
-        async with free:
+    async def limited(call: Callable[[], Awaitable[T]]) -> T:
+        async with slots:
             return await call()
 
-    tasks = [asyncio.ensure_future(one(call)) for call in calls]
+    tasks = [asyncio.ensure_future(limited(call)) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
-        while left := [task for task in tasks if not task.done()]:
-            for task in left:
-                task.cancel()  # repeated: before 3.12, `wait_for` drops a cancellation if its work has just finished
-            await asyncio.wait(left, timeout=_PATIENCE_S)
+        # `asyncio.gather` raises the first failure and leaves the other tasks running. They are cancelled repeatedly:
+        # before Python 3.12, `wait_for` drops a cancellation if its work has just finished.
+        while unfinished := [task for task in tasks if not task.done()]:
+            for task in unfinished:
+                task.cancel()
+            await asyncio.wait(unfinished, timeout=_PATIENCE_S)
+
+        # Their exceptions are read, or asyncio would report each as never retrieved.
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop in the background thread until it is stopped."""
     try:
         while True:
             try:

@@ -32,12 +32,12 @@ class RemoteError(ValueError):
     """Error of a server that did not return a usable answer."""
 
 
-class _Passing(Exception):  # noqa: N818  (internal: leads to a retry)
-    """Temporary failure: the server is busy, unreachable or slow."""
+class _TemporaryError(Exception):
+    """The server is busy, unreachable or slow: the request is repeated, after the time that the server asks for."""
 
-    def __init__(self, message: str, wait_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.wait_s = wait_s
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(eq=False, repr=False)
@@ -68,6 +68,7 @@ class HttpClient:
         check_url(self.url)
         self._client: httpx2.AsyncClient | None = None
         self._client_loop: asyncio.AbstractEventLoop | None = None
+        # Read only to fail now if a variable is missing. They are read again for each request and never stored.
         secret_headers(self.headers_from_env)
 
     async def answer(self, body: bytes, path: str = "") -> bytes:
@@ -84,14 +85,21 @@ class HttpClient:
             try:
                 return await asyncio.wait_for(self._request(body, path), self.timeout_s)
             except asyncio.TimeoutError:
-                passing, asked = f"did not answer within {self.timeout_s:g} s", None
-            except _Passing as error:
-                passing, asked = str(error), error.wait_s
-            if asked is not None and asked > self.max_wait_s:
-                raise self.error(f"{passing}; it asks to wait {asked:g} s (max_wait_s)", path=path)
+                failure = f"did not answer within {self.timeout_s:g} s"
+                retry_after_s = None
+            except _TemporaryError as error:
+                failure = str(error)
+                retry_after_s = error.retry_after_s
+
+            # An earlier retry than the server asks for would fail again; a longer wait would look like a hanging run.
+            if retry_after_s is not None and retry_after_s > self.max_wait_s:
+                raise self.error(f"{failure}; it asks to wait {retry_after_s:g} s (max_wait_s)", path=path)
             if attempt == self.retries:
-                raise self.error(f"{passing}; attempts: {attempt + 1}", path=path)
-            await _pause(min(self.backoff_s * 2**attempt, self.max_wait_s) if asked is None else asked)
+                raise self.error(f"{failure}; attempts: {attempt + 1}", path=path)
+
+            # 1, 2, 4 ... back-offs
+            wait_s = min(self.backoff_s * 2**attempt, self.max_wait_s)
+            await _pause(wait_s if retry_after_s is None else retry_after_s)
         raise AssertionError("unreachable")
 
     def decoded(self, content: bytes) -> Any:
@@ -108,9 +116,13 @@ class HttpClient:
     async def _request(self, body: bytes, path: str) -> bytes:
         import httpx2
 
+        # Uncompressed, so that the size of the body is that of the answer.
         headers = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         headers |= secret_headers(self.headers_from_env)
         url = self.url + path
+
+        # Redirects are followed here, one by one, because httpx2 would also follow them to other servers. 307 and 308
+        # repeat the POST with its body; other redirects would turn it into a GET, and are errors (`_checked`).
         try:
             for _ in range(_MAX_REDIRECTS + 1):
                 async with self._connected().stream("POST", url, content=body, headers=headers) as response:
@@ -120,7 +132,8 @@ class HttpClient:
                         continue
                     return self._checked(response, content)
         except httpx2.TransportError as error:
-            raise _Passing(f"could not be reached: {type(error).__name__}: {error}") from error
+            raise _TemporaryError(f"could not be reached: {type(error).__name__}: {error}") from error
+        # `from None`: its text is masked in our message; a chained error would show it as it is.
         except httpx2.RequestError as error:
             raise self.error(f"did not return a valid answer: {type(error).__name__}: {error}") from None
         raise self.error(f"redirects more than {_MAX_REDIRECTS} times")
@@ -130,34 +143,46 @@ class HttpClient:
         content = bytearray()
         async for piece in response.aiter_raw():
             content += piece
+            # Checked while it arrives: a length in the headers may be missing or wrong.
             if len(content) > self.max_response_bytes:
                 detail = f"answered {response.status_code} with more than {self.max_response_bytes} bytes"
                 raise self.error(f"{detail} (max_response_bytes)", bytes(content))
         return bytes(content)
 
     def _checked(self, response: httpx2.Response, content: bytes) -> bytes:
-        status, headers = response.status_code, response.headers
+        """Return the body of an answer with status 200; anything else is an error."""
+        status = response.status_code
+        headers = response.headers
+
+        # Too many requests, or the server has failed: worth another attempt.
         if status == 429 or status >= 500:
-            raise _Passing(f"answered {status}: {self._excerpt(content)}", _retry_after(headers.get("retry-after")))
+            retry_after_s = _retry_after(headers.get("retry-after"))
+            raise _TemporaryError(f"answered {status}: {self._excerpt(content)}", retry_after_s)
+
         if 300 <= status < 400:
-            where = _without_query(headers.get("location", "nowhere"))
-            raise self.error(f"answered {status}, a redirect to {where}, which is not followed", content)
+            target_url = _without_query(headers.get("location", "nowhere"))
+            raise self.error(f"answered {status}, a redirect to {target_url}, which is not followed", content)
         if status != 200:
             raise self.error(f"answered {status}", content)
-        if (encoding := headers.get("content-encoding", "identity").lower()) != "identity":
+
+        # Not the content in the message: compressed bytes say nothing.
+        encoding = headers.get("content-encoding", "identity").lower()
+        if encoding != "identity":
             raise self.error(f"answered 200 in the encoding {encoding!r}, which was not asked for")
         return content
 
     def _redirected(self, url: str, location: str, status: int) -> str:
         """Return the target of a redirect to the same server; any other target is an error."""
         target = urljoin(url, location)
+        # Scheme, host and port: another server, or the same without encryption, must not receive the secret headers.
         if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
-            where = _without_query(target)
-            raise self.error(f"answered {status}, a redirect to {where}; other servers are not followed")
+            target_url = _without_query(target)
+            raise self.error(f"answered {status}, a redirect to {target_url}; other servers are not followed")
         return target
 
     def _connected(self) -> httpx2.AsyncClient:
         """Return the client of the running loop, without its own timeout: `timeout_s` limits the whole request."""
+        # Connections belong to the loop in which they were opened; a later loop cannot wait for them.
         loop = asyncio.get_running_loop()
         if self._client is None or self._client_loop is not loop:
             import httpx2
@@ -170,7 +195,9 @@ class HttpClient:
     def error(self, what: str, content: bytes | None = None, *, path: str = "") -> RemoteError:
         """Return an error that names the server; secrets are masked, also in text quoted from the server."""
         detail = self.without_secrets(f"{_without_query(self.url + path)} {what}")
-        return RemoteError(detail if content is None else f"{detail}: {self._excerpt(content)}")
+        if content is not None:
+            detail += f": {self._excerpt(content)}"
+        return RemoteError(detail)
 
     def _excerpt(self, content: bytes) -> str:
         text = self.without_secrets(content.decode(errors="replace"))
@@ -179,8 +206,10 @@ class HttpClient:
     def without_secrets(self, text: str) -> str:
         """Mask secrets that the server may echo; case is ignored because `httpx2` lower-cases host names."""
         for value in secret_headers(self.headers_from_env).values():
+            # `Bearer abcd` as a whole, then each word of it. Words of up to three characters occur in any text.
             for secret in sorted({value, *value.split()}, key=len, reverse=True):
-                text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE) if len(secret) > 3 else text
+                if len(secret) > 3:
+                    text = re.sub(re.escape(secret), "***", text, flags=re.IGNORECASE)
         return text
 
     def __getstate__(self) -> dict[str, Any]:
@@ -203,6 +232,7 @@ def secret_headers(headers_from_env: Mapping[str, str] | None) -> dict[str, str]
         value = os.environ.get(variable, "").strip()
         if not value:
             raise ValueError(f"headers_from_env: {variable}, for the header {header}, is not set in the environment")
+        # A line break would start another header.
         if not (value.isascii() and value.isprintable()):
             raise ValueError(f"headers_from_env: the value of {variable} cannot be a header: it is not printable ASCII")
         headers[header] = value
@@ -211,11 +241,12 @@ def secret_headers(headers_from_env: Mapping[str, str] | None) -> dict[str, str]
 
 def check_url(url: str) -> None:
     """Raise a `ValueError` if a URL is not one of an HTTP server, or contains a password."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    split_url = urlsplit(url)
+    if split_url.scheme not in ("http", "https") or not split_url.hostname:
         raise ValueError(f"url: expected http://... or https://..., got {_without_query(url)!r}")
-    _ = parts.port  # raises a ValueError if the port is invalid
-    if parts.username or parts.password:
+    _ = split_url.port  # raises a ValueError if the port is invalid
+
+    if split_url.username or split_url.password:
         raise ValueError(
             "url: contains a name or password; use a header instead, headers_from_env: {Authorization: MY_VARIABLE}"
         )
@@ -223,8 +254,8 @@ def check_url(url: str) -> None:
 
 def _without_query(url: str) -> str:
     """Return the URL without the parts that may be secret: user name, password, query and fragment."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    split_url = urlsplit(url)
+    return urlunsplit((split_url.scheme, split_url.netloc.rpartition("@")[2], split_url.path, "", ""))
 
 
 def _retry_after(header: str | None) -> float | None:
@@ -233,6 +264,8 @@ def _retry_after(header: str | None) -> float | None:
         return None
     if header.strip().isdecimal():
         return float(header)
+
+    # A date, such as `Wed, 21 Oct 2026 07:28:00 GMT`, as seconds from now; one in the past as 0.
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
     except (TypeError, ValueError, OverflowError):

@@ -61,21 +61,25 @@ def use_code_from(*folders: str | Path) -> None:
     Raises:
         ConfigError: a folder does not exist.
     """
-    known = [str(folder) for folder in code_folders()]
+    allowed = [str(folder) for folder in code_folders()]
     for folder in folders:
-        place = with_home(folder)
-        if not place.is_dir():
+        path = with_home(folder)
+        if not path.is_dir():
             raise ConfigError([ConfigIssue("--code", f"there is no folder {str(folder)!r}")], "the command line")
-        if (text := os.path.abspath(place)) not in known:
-            known.append(text)
-    if known:
-        os.environ[CODE_VARIABLE] = os.pathsep.join(known)
-    _put_on_path()
+        absolute = os.path.abspath(path)  # the current folder may be another one when a module is imported
+        if absolute not in allowed:
+            allowed.append(absolute)
+
+    # The environment is what workers, Ray's tasks and the runs of a benchmark inherit.
+    if allowed:
+        os.environ[CODE_VARIABLE] = os.pathsep.join(allowed)
+    _append_to_search_path()
 
 
 def code_folders() -> list[Path]:
     """Return the code folders named by the user, in order."""
-    return [Path(os.path.abspath(folder)) for folder in os.environ.get(CODE_VARIABLE, "").split(os.pathsep) if folder]
+    folders = os.environ.get(CODE_VARIABLE, "").split(os.pathsep)
+    return [Path(os.path.abspath(folder)) for folder in folders if folder]
 
 
 def code_options() -> str:
@@ -90,16 +94,19 @@ def imported(path: str) -> Any:
         RefusedImportError: a config may not use its code.
         Exception: anything that importing its module raises, since this runs the user's code.
     """
+    # Checked before the import, which already runs the module's code.
     module, _, name = path.partition(":")
-    _put_on_path()
-    _require_place(module)
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-        if isinstance(found, ModuleType):
-            raise RefusedImportError(f"{part!r} is a module; name it before the colon: '{found.__name__}:...'")
-    _require_home(found, path)
-    return found
+    _append_to_search_path()
+    _require_allowed_module(module)
+    target: Any = importlib.import_module(module)
+
+    # `my_rewards:os.system` would reach a module that was not checked, through one that was.
+    for attribute in name.split("."):
+        target = getattr(target, attribute)
+        if isinstance(target, ModuleType):
+            raise RefusedImportError(f"{attribute!r} is a module; name it before the colon: '{target.__name__}:...'")
+    _require_allowed_object(target, path)
+    return target
 
 
 def importable(path: str) -> str:
@@ -125,80 +132,100 @@ ImportPath: TypeAlias = Annotated[str, AfterValidator(importable)]
 """Import path of a function; it is imported when a config is checked."""
 
 
-def _put_on_path() -> None:
+def _append_to_search_path() -> None:
     """Append the code folders to `sys.path`, so that their `datasets.py` never shadows the package of that name."""
     sys.path += [str(folder) for folder in code_folders() if str(folder) not in sys.path]
 
 
-def _require_place(module: str) -> None:
+def _require_allowed_module(module: str) -> None:
     """Raise `RefusedImportError` if a config may not name this module; import at most its parent packages."""
     _refuse_standard_library(module)
     if module.partition(".")[0] == _LIBRARY or module in sys.modules:
         return
+
+    # From the outer package inwards: `find_spec("a.b")` imports `a`, so `a` is checked before.
     names = module.split(".")
     for depth in range(1, len(names) + 1):
         name = ".".join(names[:depth])
         if getattr(sys.modules.get(name), "__file__", None) is not None:
             return  # already imported, by the program or as a parent that was checked in this loop
-        if name in sys.modules:
+        if name in sys.modules:  # a namespace package: its parts may be in several folders
             continue
+
         spec = find_spec(name)
         if spec is None:
             raise _not_found(name)
-        _require_allowed(spec)
+        _require_allowed_spec(spec)
+
+        # A package with code of its own is the user's choice, and finds its own modules.
         if spec.origin is not None and depth < len(names):
             return
 
 
 def _not_found(name: str) -> ImportError:
+    """Return the error for a module that Python does not find. Perhaps it is in the current folder, unsearched."""
     if "." not in name and PathFinder.find_spec(name, [os.getcwd()]) is not None:
-        return RefusedImportError(_unnamed(name, Path.cwd()))
+        return RefusedImportError(_refusal(name, Path.cwd()))
     return ModuleNotFoundError(f"No module named {name!r}; --code DIR names a folder of your own modules", name=name)
 
 
-def _require_allowed(spec: ModuleSpec) -> None:
+def _require_allowed_spec(spec: ModuleSpec) -> None:
+    """Raise `RefusedImportError` unless a module is in a folder that the user named or in one of installed packages."""
     if spec.origin in ("built-in", "frozen"):
-        _refuse_standard_library(spec.name, known=True)
+        _refuse_standard_library(spec.name, is_known=True)
     if spec.origin is None:  # a namespace package, which has no code of its own
         return
-    levels = spec.name.count(".") + (2 if spec.submodule_search_locations is not None else 1)
-    root = Path(spec.origin).absolute().parents[levels - 1]
-    if any(_is_same(root, folder) for folder in _named_folders()):  # deeper, the module has another name
+
+    # The folder from which the module is imported: for `a.b`, the parent of `a`, whether `b` is `b.py` or
+    # `b/__init__.py`. It must be the named folder itself: a module deeper in it has another name.
+    is_package = spec.submodule_search_locations is not None
+    n_levels = spec.name.count(".") + (2 if is_package else 1)
+    root = Path(spec.origin).absolute().parents[n_levels - 1]
+    if any(_is_same(root, folder) for folder in _named_folders()):
         return
     if not any(_is_below(spec.origin, folder) for folder in _installed_folders()):
-        raise RefusedImportError(_unnamed(spec.name, root))
+        raise RefusedImportError(_refusal(spec.name, root))
 
 
-def _unnamed(name: str, folder: Path) -> str:
-    place = "the current folder" if folder == Path.cwd() else str(folder)
-    option = "." if folder == Path.cwd() else shlex.quote(str(folder))
+def _refusal(name: str, folder: Path) -> str:
+    """Return the message for a module in a folder that the user has not named."""
+    folder_name = str(folder)
+    option = shlex.quote(folder_name)
+    if folder == Path.cwd():
+        folder_name = "the current folder"
+        option = "."
     return (
-        f"the module {name!r} is in {place}, not in an installed package. If you trust the code there, name the "
+        f"the module {name!r} is in {folder_name}, not in an installed package. If you trust the code there, name the "
         f"folder: --code {option}; in Python, import the module first, or call use_code_from({str(folder)!r})"
     )
 
 
-def _refuse_standard_library(module: str, *, known: bool = False) -> None:
+def _refuse_standard_library(module: str, *, is_known: bool = False) -> None:
     top = module.partition(".")[0]
-    if known or top in sys.stdlib_module_names or top in sys.builtin_module_names:
+    if is_known or top in sys.stdlib_module_names or top in sys.builtin_module_names:
         raise RefusedImportError(f"{top!r} is part of Python's standard library, which a config may not use")
 
 
-def _require_home(found: Any, path: str) -> None:
+def _require_allowed_object(target: Any, path: str) -> None:
     """Refuse objects that an allowed module has imported from the standard library: `my_rewards:Popen`."""
-    while isinstance(found, functools.partial):
-        found = found.func
-    if not (inspect.isclass(found) or inspect.isroutine(found)):
+    while isinstance(target, functools.partial):
+        target = target.func
+    if not (inspect.isclass(target) or inspect.isroutine(target)):
         return
-    home = getattr(found, "__module__", None) or "builtins"
-    if home.partition(".")[0] in sys.stdlib_module_names:
-        name = getattr(found, "__qualname__", str(found))
-        raise RefusedImportError(f"{path!r} is {home}.{name} of Python's standard library, which a config may not use")
+
+    # Some functions written in C have no module, such as methods of built-in types; they are taken for Python's own.
+    module = getattr(target, "__module__", None) or "builtins"
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        name = getattr(target, "__qualname__", str(target))
+        raise RefusedImportError(
+            f"{path!r} is {module}.{name} of Python's standard library, which a config may not use"
+        )
 
 
 def _named_folders() -> Iterator[Path]:
+    """Yield the folders that the user named for this library, and for Python in general."""
     yield from code_folders()
-    if not sys.flags.ignore_environment:
+    if not sys.flags.ignore_environment:  # `python -E` and `python -I`
         for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep):
             if entry:  # an empty entry means the current folder, mostly by accident
                 yield Path(os.path.abspath(entry))
@@ -207,26 +234,34 @@ def _named_folders() -> Iterator[Path]:
 @functools.cache
 def _installed_folders() -> tuple[Path, ...]:
     """Return the folders of installed packages, including the sources of editable ones."""
-    found = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
+    names = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *site.getsitepackages()]
     if site.ENABLE_USER_SITE:
-        found.append(site.getusersitepackages())
-    places = list(dict.fromkeys(Path(place) for place in found))
-    return (*places, *(folder for place in places for folder in (*_editable_sources(place), *_path_files(place))))
+        names.append(site.getusersitepackages())
+    site_folders = list(dict.fromkeys(Path(name) for name in names))
+
+    # An editable package is only a link in a site folder; its code is where it was checked out.
+    folders = list(site_folders)
+    for folder in site_folders:
+        folders += _editable_sources(folder)
+        folders += _folders_of_path_files(folder)
+    return tuple(folders)
 
 
-def _editable_sources(place: Path) -> Iterator[Path]:
-    for distribution in distributions(path=[str(place)]):
-        text = distribution.read_text("direct_url.json")
-        url = json.loads(text) if text else {}
+def _editable_sources(site_folder: Path) -> Iterator[Path]:
+    """Yield the sources of editable packages, as pip records them (PEP 610)."""
+    for distribution in distributions(path=[str(site_folder)]):
+        content = distribution.read_text("direct_url.json")
+        url = json.loads(content) if content else {}
         if url.get("dir_info", {}).get("editable") and url.get("url", "").startswith("file:"):
             yield Path(url2pathname(urlsplit(url["url"]).path))
 
 
-def _path_files(place: Path) -> Iterator[Path]:
-    for file in sorted(place.glob("*.pth")):
+def _folders_of_path_files(site_folder: Path) -> Iterator[Path]:
+    """Yield the folders that `.pth` files add to `sys.path`: one in a line; lines with `import` are code instead."""
+    for file in sorted(site_folder.glob("*.pth")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             if line.strip() and not line.startswith(("#", "import ", "import\t")):
-                yield place / line.strip()
+                yield site_folder / line.strip()
 
 
 def _is_same(folder: Path, other: Path) -> bool:
@@ -236,12 +271,19 @@ def _is_same(folder: Path, other: Path) -> bool:
 
 def _is_below(origin: str, folder: Path) -> bool:
     """Return whether a file is in a folder, as written or after resolving symbolic links."""
-    return any(Path(form(origin)).is_relative_to(form(folder)) for form in (os.path.abspath, os.path.realpath))
+    if Path(os.path.abspath(origin)).is_relative_to(os.path.abspath(folder)):
+        return True
+    return Path(os.path.realpath(origin)).is_relative_to(os.path.realpath(folder))
 
 
 def trusting(value: Any, path: str = "") -> Iterator[str]:
     """Yield the config paths that allow code to run."""
-    items = value if isinstance(value, Mapping) else dict(enumerate(value if isinstance(value, list) else ()))
+    items: Mapping[Any, Any] = {}
+    if isinstance(value, Mapping):
+        items = value
+    elif isinstance(value, list):
+        items = dict(enumerate(value))
+
     for key, item in items.items():
         if key == TRUST and item is True:
             yield join(path, key)
@@ -254,9 +296,12 @@ def refuse_unless_trusted(config: Mapping[str, Any], is_trusted: bool, source: s
     Raises:
         ConfigError: code would run without the user's permission.
     """
+    if is_trusted:
+        return
     message = "true in a run's folder, which may come from another user: if you trust the code, add --trust_remote_code"
-    issues = [ConfigIssue(path, message) for path in trusting({key: config.get(key) for key in blocks})]
-    if issues and not is_trusted:
+    used = {key: config.get(key) for key in blocks}
+    issues = [ConfigIssue(path, message) for path in trusting(used)]
+    if issues:
         raise ConfigError(issues, source)
 
 

@@ -44,21 +44,25 @@ class Interruption:
         self._ranks = ranks
         self._at_any_moment = False
         self._task = "this iteration"
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers_before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
         self.requests = 0
+
+        # Python allows handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for each in _SIGNALS:
-                before = signal.getsignal(each)
-                if before not in (signal.SIG_IGN, None):  # None: a handler not installed from Python
-                    self._before[each] = before
-                    signal.signal(each, self._on_signal)
+            for signal_number in _SIGNALS:
+                handler = signal.getsignal(signal_number)
+                if handler not in (signal.SIG_IGN, None):  # None: a handler not installed from Python
+                    self._handlers_before[signal_number] = handler
+                    signal.signal(signal_number, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        while self._before:
-            signal.signal(*self._before.popitem())
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        while self._handlers_before:
+            signal.signal(*self._handlers_before.popitem())
         self.requests = 0
 
     @contextmanager
@@ -68,6 +72,7 @@ class Interruption:
         Raises:
             KeyboardInterrupt: a signal arrived before or within the block.
         """
+        # The flag is set before the check: a signal between the two would else be deferred to the end of the block.
         self._at_any_moment = True
         try:
             self.check()
@@ -78,11 +83,12 @@ class Interruption:
     @contextmanager
     def finishing(self, task: str) -> Iterator[None]:
         """Name the task (`this minibatch`) that the message for a first signal announces to finish."""
-        before, self._task = self._task, task
+        task_before = self._task
+        self._task = task
         try:
             yield
         finally:
-            self._task = before
+            self._task = task_before
 
     def check(self) -> None:
         """Stop here if a signal has arrived, in any process.
@@ -90,16 +96,23 @@ class Interruption:
         Raises:
             KeyboardInterrupt: a signal has arrived.
         """
-        if self.requests if self._ranks is None else self._ranks.any(bool(self.requests)):
+        # `any` is collective: all processes call it, or the one that received the signal would wait for the others.
+        is_requested = self.requests > 0
+        if self._ranks is not None:
+            is_requested = self._ranks.any(is_requested)
+        if is_requested:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # One of several processes that stopped here would leave the others waiting in their next exchange.
         self.requests += 1
         is_alone = self._ranks is None or self._ranks.size == 1
         if (self._at_any_moment and is_alone) or self.requests > 1:
             raise KeyboardInterrupt
-        if self._ranks is not None and not self._ranks.is_main:
-            return
-        message = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
-        with suppress(OSError):  # stderr may be closed: the same Ctrl-C also ends `| tee`
-            os.write(_STDERR, message.encode())  # not sys.stderr: the signal may have interrupted one of its writes
+
+        # Not to sys.stderr: the signal may have interrupted one of its writes. stderr itself may be closed, since the
+        # same Ctrl-C also ends `| tee`.
+        if self._ranks is None or self._ranks.is_main:
+            message = f"\nstopping once {self._task} is done; press Ctrl-C again to stop immediately without saving\n"
+            with suppress(OSError):
+                os.write(_STDERR, message.encode())

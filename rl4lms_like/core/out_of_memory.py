@@ -17,7 +17,7 @@ from rl4lms_like.core.errors import OutOfMemoryError
 
 Part: TypeAlias = Literal["loading", "generation", "scoring", "update", "evaluation"]
 
-_SAID = re.compile(r"out of memory|can't allocate memory|Cannot allocate memory|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
+_TEXTS = re.compile(r"out of memory|can't allocate memory|Cannot allocate memory|ALLOC_FAILED|bad_alloc", re.IGNORECASE)
 """Messages of allocators that raise a generic exception class."""
 
 _ADVICE = re.compile(r" If reserved but unallocated| Use `torch\.mps|\n")
@@ -28,7 +28,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error of torch (on any device), NumPy or Python means that memory is exhausted."""
     if isinstance(error, OSError):  # from `fork` or `mmap`
         return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_SAID.search(str(error))))
+    if isinstance(error, MemoryError):
+        return True
+
+    # torch's `OutOfMemoryError` is a `RuntimeError` too, but some of its allocators only raise the latter.
+    return isinstance(error, RuntimeError) and bool(_TEXTS.search(str(error)))
 
 
 @contextmanager
@@ -43,5 +47,6 @@ def blame_memory_errors_on(part: Part) -> Iterator[None]:
     except (MemoryError, OSError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        # torch's advice is cut off: the run adds advice in its own settings. A `MemoryError` often has no text at all.
         message = _ADVICE.split(str(error).strip())[0] or type(error).__name__
         raise OutOfMemoryError(part, message) from error

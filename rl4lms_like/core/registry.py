@@ -69,10 +69,16 @@ class Registry:
     ) -> None:
         self.kind = kind
         self.group = group
-        self._table = {id: _absolute(entry, group) for id, entry in table.items()}
         self._signature_of = signature_of
         self._misfit = misfit
-        self._entry_points: dict[str, EntryPoint] | None = None
+        self._entry_points: dict[str, EntryPoint] | None = None  # None until they are needed
+
+        # The group has the name of the package whose modules the table lists: `rl4lms_like.rewards`.
+        self._table: dict[str, Entry] = {}
+        for id, entry in table.items():
+            if isinstance(entry.target, str) and entry.target.startswith("."):
+                entry = replace(entry, target=group + entry.target)
+            self._table[id] = entry
 
     def register(self, id: str, *, summary: str | None = None) -> Callable[[T], T]:
         """Return a decorator that adds a component under `id`; default summary: the first line of its docstring."""
@@ -85,8 +91,8 @@ class Registry:
 
     def add(self, id: str, component: Any, *, summary: str | None = None) -> None:
         """Add a component under `id` (RL4LMs' `Registry.add`). A later one replaces an earlier one."""
-        text = summary or (inspect.getdoc(component) or "").partition("\n")[0]
-        self._table[id] = Entry(component, text)
+        first_line = (inspect.getdoc(component) or "").partition("\n")[0]
+        self._table[id] = Entry(component, summary or first_line)
 
     def ids(self) -> list[str]:
         """Return all ids, first those of the table, then those of entry points."""
@@ -101,17 +107,18 @@ class Registry:
         if id in self._table:
             return self._table[id]
         if id in self._points():
-            return Entry(self._points()[id].value, f"from {self._points()[id].value}")
+            import_path = self._points()[id].value
+            return Entry(import_path, f"from {import_path}")
         if ":" in id:
             return Entry(id, f"from {id}")
         raise ConfigError([ConfigIssue("", self.unknown(id))], f"the {self.kind} id")
 
     def unknown(self, id: str) -> str:
         """Return the message for an unknown id."""
-        near = difflib.get_close_matches(id, self.ids(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(sorted(self.ids()))
-        return f"unknown {self.kind} {id!r}; {hint}known: {known}; or give an import path 'package.module:Name'"
+        nearest = difflib.get_close_matches(id, self.ids(), n=1)
+        hint = f"did you mean {nearest[0]!r}? " if nearest else ""
+        ids = ", ".join(sorted(self.ids()))
+        return f"unknown {self.kind} {id!r}; {hint}known: {ids}; or give an import path 'package.module:Name'"
 
     def resolve(self, id: str) -> Any:
         """Return the component, imported if necessary.
@@ -123,9 +130,13 @@ class Registry:
         """
         target = self.entry(id).target
         component = _load(target, self.kind)
-        misfit = self._misfit(component) if isinstance(target, str) and id not in self._table else None
-        if misfit is not None:
-            raise self._invalid(id, misfit)
+
+        # Rows of the table were written or registered in Python, where a component of any class may be used. Other ids
+        # come from a config, which could name any object of an installed package and have it called.
+        if isinstance(target, str) and id not in self._table:
+            misfit = self._misfit(component)
+            if misfit is not None:
+                raise self._invalid(id, misfit)
         return component
 
     def signature(self, id: str) -> Callable[..., Any]:
@@ -138,10 +149,11 @@ class Registry:
         entry = self.entry(id)
         if entry.arguments is not None:
             return _load(entry.arguments, self.kind)
+
         component = self.resolve(id)
         try:
             target = self._signature_of(component)
-        except AttributeError as error:
+        except AttributeError as error:  # such as a data pool without `prepare`
             raise self._invalid(id, error) from error
         if not callable(target):
             raise self._invalid(id, repr(target))
@@ -158,6 +170,7 @@ class Registry:
         return self._signature_of(self.resolve(id))(**with_values(kwargs or {}))
 
     def _points(self) -> Mapping[str, EntryPoint]:
+        # Read once: this searches the metadata of all installed packages.
         if self._entry_points is None:
             self._entry_points = {point.name: point for point in entry_points(group=self.group)}
         return self._entry_points
@@ -182,19 +195,20 @@ def derived_from(*bases: str) -> Callable[[Any], str | None]:
         if not inspect.isclass(component):
             return f"expected a class derived from {expected}, got a {type(component).__name__}; {hint}"
         names = {f"{base.__module__}:{base.__qualname__}" for base in component.__mro__}
-        return None if names & set(bases) else f"its class is not derived from {expected}; {hint}"
+        if names.isdisjoint(bases):
+            return f"its class is not derived from {expected}; {hint}"
+        return None
 
     return misfit
 
 
-def _absolute(entry: Entry, package: str) -> Entry:
-    is_relative = isinstance(entry.target, str) and entry.target.startswith(".")
-    return replace(entry, target=package + entry.target) if is_relative else entry
-
-
 def _load(target: Any, kind: str) -> Any:
+    """Return a component; one that is named by its import path is imported."""
     if not isinstance(target, str):
         return target
+
+    # Both errors come with the other errors of the config, so they need the id. A `MissingExtraError` already says what
+    # to install.
     try:
         return imported(target)
     except (MissingExtraError, KeyboardInterrupt):

@@ -59,9 +59,12 @@ _RANDOM = re.compile(r"[\w.=+/~-]{20,}")
 
 _LOGIN = re.compile(r"\b(https?://)[^/\s@'\"]+@|(\w://[^/\s@:'\"]+):[^/\s@'\"]+@")
 _QUERY = re.compile(r"(?<=[?&#])([^=&#\s]+)=([^&#\s'\"]+)")
-_LOOKUP_PLACES = ("reward_fn", "datapool", "train_evaluation")
-_SHORTEST, _SHORTEST_LOOKED_UP = 8, 4
-"""Minimum characters of a masked value: of a variable with a secret name, and of one that a config refers to."""
+_LOOKUP_BLOCKS = ("reward_fn", "datapool", "train_evaluation")
+"""Blocks of a config whose `args` may refer to environment variables."""
+_SHORTEST = 8
+"""Minimum characters of a masked value of a variable with a secret name."""
+_SHORTEST_LOOKED_UP = 4
+"""The same of a variable that a config refers to."""
 
 _WRITTEN = "be written to the files of a run; refer to an environment variable instead: ${MY_VARIABLE}"
 
@@ -80,15 +83,16 @@ def is_secret_name(name: str) -> bool:
         [True, True, False]
     """
     words = [word.lower() for word in _WORDS.findall(name)]
-    if not words or words[0] in ("n", "num", "max", "min"):
+    if not words or words[0] in ("n", "num", "max", "min"):  # counts and limits of a model's tokens
         return False
-    before = words[-2] if len(words) > 1 else None
-    return (
-        not _SECRETS.isdisjoint(words)
-        or words[-1] == "bearer"
-        or (words[-1] == "token" and (before is None or before in _KINDS_OF_TOKENS))
-        or (words[-1] == "key" and before in _KINDS_OF_KEYS)
-    )
+    if words[-1] == "bearer" or not _SECRETS.isdisjoint(words):
+        return True
+
+    # `eos_token` and `key` of a column are no secrets, `hub_token` and `api_key` are: the word before decides.
+    word_before = words[-2] if len(words) > 1 else None
+    if words[-1] == "token":
+        return word_before is None or word_before in _KINDS_OF_TOKENS
+    return words[-1] == "key" and word_before in _KINDS_OF_KEYS
 
 
 def names_variable(value: Any) -> bool:
@@ -98,16 +102,24 @@ def names_variable(value: Any) -> bool:
 
 def secret_issues(config: Mapping[str, Any]) -> list[ConfigIssue]:
     """Return the errors of a config: secrets, and references to variables where they are not replaced."""
-    return [ConfigIssue(path, detail) for path, detail, _ in _found(config)]
+    return [ConfigIssue(path, message) for path, message, _ in _refused_values(config)]
 
 
 def without_values(config: Mapping[str, Any], issues: Collection[ConfigIssue]) -> list[ConfigIssue]:
     """Return the errors of a config with the secrets in it masked."""
-    secrets = [value for _, _, value in _found(config) if len(value) >= _SHORTEST_LOOKED_UP]
-    values = {*secrets, *(shown(value)[1:-1] for value in secrets)}  # messages shorten long values
-    together = _BETWEEN.join(part for issue in issues for part in (issue.path, issue.message))
-    parts = without_secrets(together, values).split(_BETWEEN)  # one pass: there may be thousands of both
-    return [ConfigIssue(*pair) for pair in zip(parts[::2], parts[1::2], strict=False)]
+    # As they stand in the config, and as messages shorten long ones.
+    values: set[str] = set()
+    for _, _, value in _refused_values(config):
+        if len(value) >= _SHORTEST_LOOKED_UP:
+            values.add(value)
+            values.add(shown(value)[1:-1])
+
+    # All paths and messages as one text, so that there is one pass for each secret: there may be thousands of both.
+    texts: list[str] = []
+    for issue in issues:
+        texts += [issue.path, issue.message]
+    texts = without_secrets(_BETWEEN.join(texts), values).split(_BETWEEN)
+    return [ConfigIssue(path, message) for path, message in zip(texts[::2], texts[1::2], strict=False)]
 
 
 def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
@@ -116,9 +128,11 @@ def masked(config: Any, keys: tuple[str, ...] = ()) -> Any:
         return {key: masked(item, (*keys, *str(key).split("."))) for key, item in config.items()}
     if isinstance(config, list | tuple):
         return [masked(item, keys) for item in config]
+
+    # The name of a variable may be shown; whoever resumes the run must set it.
     if not _is_text(config, keys) or _REFERENCE.fullmatch(str(config)):
         return config
-    if _secret_by_place(keys, config) or _secret_by_itself(str(config), _own_secrets()):
+    if _secret_by_key(keys, config) or _secret_by_itself(str(config), _environment_secrets()):
         return HIDDEN
     return _without_logins(config) if isinstance(config, str) else config
 
@@ -136,46 +150,53 @@ def with_values(value: Any, path: str = "") -> Any:
     reference = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
     if reference is None:
         return value
-    found = os.environ.get(reference[1], "")
-    if not found:
-        raise RL4LMsLikeError(f"{path}: the environment variable {reference[1]} is not set")
-    if len(found) >= _SHORTEST_LOOKED_UP:
-        _looked_up.add(found)
-    return found
+
+    variable = reference[1]
+    secret = os.environ.get(variable, "")
+    if not secret:
+        raise RL4LMsLikeError(f"{path}: the environment variable {variable} is not set")
+
+    # From now on it is masked in all messages, whatever the variable's name. To mask `1` would spoil every number.
+    if len(secret) >= _SHORTEST_LOOKED_UP:
+        _looked_up.add(secret)
+    return secret
 
 
 def without_secrets(text: str, also: Collection[str] = ()) -> str:
     """Return a text with the known secrets of this process masked, and further values that are given."""
-    for form in sorted(_forms({*_own_secrets(), *_looked_up, *also}), key=len, reverse=True):
+    # The longest first: a secret may be part of another one, whose ends would then be shown.
+    for form in sorted(_forms({*_environment_secrets(), *_looked_up, *also}), key=len, reverse=True):
         text = text.replace(form, HIDDEN)
     return _without_logins(text)
 
 
 def _forms(values: Iterable[str]) -> set[str]:
     """Return values unchanged, without surrounding whitespace, and as `repr` and JSON write them."""
-    return {
-        form
-        for value in values
-        for form in (value, value.strip(), repr(value)[1:-1], json.dumps(value)[1:-1])
-        if len(form) >= _SHORTEST_LOOKED_UP
-    }
+    forms: set[str] = set()
+    for value in values:
+        forms |= {value, value.strip(), repr(value)[1:-1], json.dumps(value)[1:-1]}
+    return {form for form in forms if len(form) >= _SHORTEST_LOOKED_UP}
 
 
-def _found(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _refused_values(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the path, the message, and the text that must not be shown."""
-    own = _own_secrets()
+    secrets = _environment_secrets()
     for path, keys, value in _texts(config, "", ()):
-        reference = _REFERENCE.fullmatch(value)
-        if reference is not None:
-            if not (keys[0] in _LOOKUP_PLACES and "args" in keys) and "post_processing_fn" not in keys:
+        # A reference: accepted where it is replaced. Elsewhere a component would receive the text `${MY_KEY}`.
+        if _REFERENCE.fullmatch(value) is not None:
+            if not (keys[0] in _LOOKUP_BLOCKS and "args" in keys) and "post_processing_fn" not in keys:
                 detail = "variables are replaced in the args of the reward, metrics, data pool and post-processor only"
                 yield path, detail, ""
+
+        # The name of a variable: a value with other characters is the secret itself, written there by mistake.
         elif _from_environment(keys):
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
                 yield path, "expected the name of an environment variable, not its value", value
-        elif _secret_by_place(keys, value):
+
+        # A text, from the surest sign to the weakest; only one message each.
+        elif _secret_by_key(keys, value):
             yield path, f"a secret would {_WRITTEN}", value
-        elif _secret_by_itself(value, own):
+        elif _secret_by_itself(value, secrets):
             yield path, f"looks like a secret, which would {_WRITTEN}", value
         elif _without_logins(value) != value:
             yield path, f"a URL with a name, password or key would {_WRITTEN}", value
@@ -185,6 +206,7 @@ def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, 
     """Yield each text of a config with its path and keys; also numbers where a secret is expected."""
     if isinstance(value, Mapping):
         for key, item in value.items():
+            # A key may be a dotted path, as in the `set` of a benchmark's run: {alg.args.token: ...}.
             yield from _texts(item, join(path, key), (*keys, *str(key).split(".")))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
@@ -194,54 +216,74 @@ def _texts(value: Any, path: str, keys: tuple[str, ...]) -> Iterator[tuple[str, 
 
 
 def _is_text(value: Any, keys: tuple[str, ...]) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and _secret_by_place(keys, value)
-    return bool(keys) and (number or (isinstance(value, str) and value != ""))
+    """Return whether a value may be a secret: a text, or a number under a secret name, such as a PIN."""
+    if not keys:
+        return False
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _secret_by_key(keys, value)
+    return isinstance(value, str) and value != ""
 
 
-def _secret_by_place(keys: tuple[str, ...], value: Any) -> bool:
+def _secret_by_key(keys: tuple[str, ...], value: Any) -> bool:
+    """Return whether the keys above a value, from the outermost, make it a secret."""
     if _from_environment(keys):
         return False
     words = [word.lower() for word in _WORDS.findall(keys[-1])]
+
+    # Headers may be named by their server: all are secrets but a few well-known ones (`Accept`, `User-Agent`).
     is_header = "headers" in keys[:-1] and (not words or words[0] not in _PLAIN_HEADERS)
-    names = {key for key in keys if is_secret_name(key)}
-    if is_header or names - _UNLESS_CREDENTIAL:
+    secret_names = {key for key in keys if is_secret_name(key)}
+    if is_header or secret_names - _UNLESS_CREDENTIAL:
         return True
-    if words[-1:] in (["key"], ["keys"]) and _looks_random(str(value)):  # such keys may also name columns or fields
+
+    # Names that have other meanings, too: the value must look like a secret. `key` often names a column or field.
+    if words[-1:] in (["key"], ["keys"]) and _looks_random(str(value)):
         return True
-    return bool(names) and _CREDENTIAL.fullmatch(str(value)) is not None
+    return bool(secret_names) and _CREDENTIAL.fullmatch(str(value)) is not None
 
 
-def _secret_by_itself(value: str, own: Collection[str]) -> bool:
-    return _WELL_KNOWN.fullmatch(value) is not None or _holds_secret(value, own)
+def _secret_by_itself(value: str, secrets: Collection[str]) -> bool:
+    return _WELL_KNOWN.fullmatch(value) is not None or _holds_secret(value, secrets)
 
 
-def _holds_secret(value: str, own: Collection[str]) -> bool:
+def _holds_secret(value: str, secrets: Collection[str]) -> bool:
     """Return whether a text is or contains a secret. A short secret only counts if it is the whole text."""
-    if value in own or _WITHIN.search(value):
+    if value in secrets or _WITHIN.search(value):
         return True
-    return any(secret in value for secret in own if len(secret) >= _LONG or _looks_random(secret))
+    contained = [secret for secret in secrets if secret in value]
+    return any(len(secret) >= _LONG or _looks_random(secret) for secret in contained)
 
 
 def _looks_random(value: str) -> bool:
     """Return whether a value has digits, and words and numbers of at most 3.5 characters on average."""
     if not _RANDOM.fullmatch(value) or not any(character.isdigit() for character in value):
         return False
+    # Random characters change often between digits, small and capital letters: `9f86d081` is 9, f, 86, d, 081.
     return len(value) <= 3.5 * len(_WORDS.findall(value))
 
 
 def secret_in(value: Any, path: str = "state", known: Collection[str] | None = None) -> str | None:
     """Return the path in JSON-like data of a known secret or of a value that looks like one; None if there is none."""
+    # Short values that were looked up are left out: a state may contain one by chance, and could not be saved.
     if known is None:
-        known = _forms({*_own_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
+        known = _forms({*_environment_secrets(), *(value for value in _looked_up if len(value) >= _SHORTEST)})
+
+    # A key that is a secret must not be part of the path, which is shown.
+    items: list[tuple[str, Any]] = []
     if isinstance(value, dict):
-        pairs = [(f"{path}[{key!r}]", item) for key, item in value.items()]
         if any(secret_in(key, "", known) is not None for key in value):
             return f"a key of {path}"
+        items = [(f"{path}[{key!r}]", item) for key, item in value.items()]
     elif isinstance(value, list):
-        pairs = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    else:
-        return path if isinstance(value, str) and _holds_secret(value, known) else None
-    return next((found for inner, item in pairs if (found := secret_in(item, inner, known)) is not None), None)
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif isinstance(value, str) and _holds_secret(value, known):
+        return path
+
+    for item_path, item in items:
+        secret_path = secret_in(item, item_path, known)
+        if secret_path is not None:
+            return secret_path
+    return None
 
 
 def _from_environment(keys: tuple[str, ...]) -> bool:
@@ -249,19 +291,28 @@ def _from_environment(keys: tuple[str, ...]) -> bool:
     return any(key.endswith("_from_env") for key in keys)
 
 
-def _own_secrets() -> set[str]:
+def _environment_secrets() -> set[str]:
     """Return the values of this process's environment variables with secret names."""
-    return {
-        value
-        for name, value in os.environ.items()
-        if len(value) >= _SHORTEST and (is_secret_name(name) or name.upper().endswith(("_TOKEN", "_KEY", "_PASS")))
-        if name not in ("PWD", "OLDPWD")  # folders, set by the shell
-    }
+    secrets: set[str] = set()
+    for name, value in os.environ.items():
+        if name in ("PWD", "OLDPWD"):  # folders, set by the shell; `pwd` is a word for a password
+            continue
+        is_secret = is_secret_name(name) or name.upper().endswith(("_TOKEN", "_KEY", "_PASS"))
+        if is_secret and len(value) >= _SHORTEST:
+            secrets.add(value)
+    return secrets
 
 
 def _without_logins(text: str) -> str:
     """Mask names and passwords in URLs, and the values of secret names in their queries."""
     if "://" not in text:
         return text
-    text = _LOGIN.sub(lambda found: f"{found[1]}{HIDDEN}@" if found[1] else f"{found[2]}:{HIDDEN}@", text)
-    return _QUERY.sub(lambda found: f"{found[1]}={HIDDEN}" if is_secret_name(found[1]) else found[0], text)
+
+    # http: the name is masked too, since a token may be given in its place. Other schemes (databases): the password.
+    def masked_login(match: re.Match[str]) -> str:
+        return f"{match[1]}{HIDDEN}@" if match[1] else f"{match[2]}:{HIDDEN}@"
+
+    def masked_query(match: re.Match[str]) -> str:
+        return f"{match[1]}={HIDDEN}" if is_secret_name(match[1]) else match[0]
+
+    return _QUERY.sub(masked_query, _LOGIN.sub(masked_login, text))

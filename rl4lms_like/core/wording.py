@@ -36,7 +36,7 @@ def printable(text: str) -> str:
 
     Line breaks and tabs are kept.
     """
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def accept_any_character(stream: Any) -> None:
@@ -55,7 +55,9 @@ def describe(annotation: Any) -> str:
         >>> describe(list[int] | None)
         'a list, each a whole number, or null'
     """
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    # Types made of others, such as `list[int]`: their origin is `list`, their arguments `(int,)`.
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
     if origin is typing.Annotated:
         return _constrained(args[0], args[1:])
     if origin is typing.Literal:
@@ -63,7 +65,10 @@ def describe(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return _either([describe(arg) for arg in args], wide=True)
     if origin in (list, tuple, set, frozenset) or _is_sequence(origin):
-        return _list_of(args[0]) if args else "a list"
+        item = describe(args[0]) if args else "anything"
+        return "a list" if item in ("anything", "a block") else f"a list, each {item}"
+
+    # The others, from exact types to families: of a `dict[str, int]`, the origin says enough.
     kind = origin or annotation
     if kind in _NUMBERS:
         return _NUMBERS[kind]
@@ -85,6 +90,7 @@ def shown(value: Any) -> str:
         >>> [shown(value) for value in (None, True, 0.5, "mean")]
         ['null', 'true', '0.5', "'mean'"]
     """
+    # As in YAML, whose `null` and `true` are None and True.
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -100,16 +106,20 @@ def raised(error: BaseException) -> str:
         "KeyError: 'topic'"
     """
     try:
-        text = str(error)
+        message = str(error)
     except Exception:  # `__str__` is the user's code too
-        text = "(its message cannot be shown)"
-    return f"{type(error).__name__}: {text}"
+        message = "(its message cannot be shown)"
+    return f"{type(error).__name__}: {message}"
 
 
 def excerpt(value: Any) -> str:
     """Return the shortened `repr` of a value, such as one returned by a user's code."""
     shortener = reprlib.Repr()
-    shortener.maxstring, shortener.maxother, shortener.maxdict, shortener.maxlist = 60, 60, 3, 4
+    # Characters of texts and of other objects, items of containers: one line of a message.
+    shortener.maxstring = 60
+    shortener.maxother = 60
+    shortener.maxdict = 3
+    shortener.maxlist = 4
     return shortener.repr(value)
 
 
@@ -120,40 +130,52 @@ def beginning(text: str) -> str:
 
 def help_of(target: Any) -> dict[str, str]:
     """Return help texts by argument, from the `Args:` of Google-style docstrings, including those of base classes."""
-    docs = [inspect.getdoc(target) or ""]
+    # From the base classes to the class itself, each with its constructor, so that the most derived text of an argument
+    # wins. A class without a docstring must not repeat the inherited one here, hence `__dict__` instead of `__doc__`.
+    docs: list[str] = []
     if inspect.isclass(target):
-        docs = [text for base in reversed(target.__mro__) for text in _own_docs(base)]
-    return {name: text for doc in docs for name, text in _args_section(doc).items()}
+        for base in reversed(target.__mro__):
+            if base is object:
+                continue
+            docs.append(base.__dict__.get("__doc__") or "")
+            docs.append(getattr(base.__dict__.get("__init__"), "__doc__", None) or "")
+    else:
+        docs.append(inspect.getdoc(target) or "")
+
+    helps: dict[str, str] = {}
+    for doc in docs:
+        helps |= _args_section(inspect.cleandoc(doc))
+    return helps
 
 
 def without_sections(doc: str) -> str:
     """Return a docstring without its `Args:`, `Returns:` ... sections."""
-    return "\n".join(line for section, line in _with_sections(doc) if not section).strip()
+    lines = [line for section, line in _with_sections(doc) if not section]
+    return "\n".join(lines).strip()
 
 
 def _with_sections(doc: str) -> Iterator[tuple[str, str]]:
     """Yield each line of a docstring with the name of its section, without the lines that name the sections."""
     section = ""
     for line in doc.splitlines():
-        if found := _SECTION.match(line):
-            section = found[1]
+        if match := _SECTION.match(line):
+            section = match[1]
             continue
+        # A line that is not indented ends a section, also without a name of its own.
         if line and not line.startswith(" "):
             section = ""
         yield section, line
 
 
-def _own_docs(base: type) -> list[str]:
-    own = (base.__dict__.get("__doc__"), getattr(base.__dict__.get("__init__"), "__doc__", None))
-    return [inspect.cleandoc(doc) for doc in own if doc and base is not object]
-
-
 def _args_section(doc: str) -> dict[str, str]:
+    """Return the help texts in the `Args:` of a docstring, by argument."""
     helps: dict[str, str] = {}
     name = ""
     for section, line in _with_sections(doc):
         if not section.startswith("Arg"):
             continue
+
+        # `name: text`, `name (type): text` or `**name: text`. Deeper lines continue the text of the last argument.
         entry = re.match(r"^ {1,4}(\*{0,2}\w+)(?: \([^)]*\))?: (.*)$", line)
         if entry:
             name = entry[1].lstrip("*")
@@ -164,8 +186,10 @@ def _args_section(doc: str) -> dict[str, str]:
 
 
 def _constrained(base: Any, metadata: Iterable[Any]) -> str:
-    text = describe(base)
-    lower = upper = ""
+    """Describe a number or text with limits: `a number above 0 and of at most 1`, `a whole number from 1 to 8`."""
+    values = describe(base)
+    lower = ""
+    upper = ""
     for rule in _flat(metadata):
         if isinstance(rule, InWords):
             return rule.text
@@ -177,20 +201,25 @@ def _constrained(base: Any, metadata: Iterable[Any]) -> str:
             upper = f"below {_plain(rule.lt)}"
         elif isinstance(rule, Le):
             upper = f"of at most {_plain(rule.le)}"
+
+    # Only where both limits are included: `from 0 to 1` would be wrong for numbers below 1.
     if lower.startswith("of at least") and upper.startswith("of at most"):
-        return f"{text} from {lower.split()[-1]} to {upper.split()[-1]}"
-    return " ".join([text, " and ".join(filter(None, (lower, upper)))]).rstrip()
+        return f"{values} from {lower.split()[-1]} to {upper.split()[-1]}"
+    limits = " and ".join(filter(None, (lower, upper)))
+    return f"{values} {limits}".rstrip()
 
 
 def _plain(bound: Any) -> str:
+    # `g` would shorten large whole numbers to `4.29497e+09`.
     return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 def _flat(metadata: Iterable[Any]) -> Iterable[Any]:
+    """Yield single limits: `Interval(ge=0, le=1)` is a group of two, pydantic's `Field` holds a list."""
     for rule in metadata:
         if isinstance(rule, GroupedMetadata):
             yield from _flat(rule)
-        elif isinstance(getattr(rule, "metadata", None), list):  # pydantic's Field
+        elif isinstance(getattr(rule, "metadata", None), list):
             yield from _flat(rule.metadata)
         else:
             yield rule
@@ -201,13 +230,11 @@ def _either(options: list[str], *, wide: bool = False) -> str:
     unique = list(dict.fromkeys(options))
     if len(unique) == 1:
         return unique[0]
-    last = ", or " if wide and any(" " in option for option in unique[:-1]) else " or "
+
+    # The comma separates from the whole description: `a list, each a number, or null`.
+    has_descriptions = wide and any(" " in option for option in unique[:-1])
+    last = ", or " if has_descriptions else " or "
     return ", ".join(unique[:-1]) + last + unique[-1]
-
-
-def _list_of(item: Any) -> str:
-    text = describe(item)
-    return "a list" if text in ("anything", "a block") else f"a list, each {text}"
 
 
 def _is_sequence(origin: Any) -> bool:

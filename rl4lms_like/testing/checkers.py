@@ -87,22 +87,27 @@ def check_reward_function(
     """
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
-    given = copy.deepcopy(list(samples))
+    copied_samples = copy.deepcopy(list(samples))  # for the reward, whose changes must not reach the caller
     if tokenizer is None:
         from rl4lms_like.testing.models import make_tokenizer
 
         tokenizer = make_tokenizer()
-    episodes = _episodes(given, responses, tokenizer)
+    episodes = _episodes(copied_samples, responses, tokenizer)
     rewards = _scored(reward_fn, episodes)
-    assert given == list(samples), f"{name} changes the samples it is given"
+    assert copied_samples == list(samples), f"{name} changes the samples it is given"
+
+    # A reward that is random or counts its calls would give different rewards for the same text.
     again = _scored(reward_fn, episodes)
     assert np.array_equal(rewards, again), f"{name} returns different rewards for the same episodes in a second call"
+
+    # Within a tolerance: models round differently with other padding.
     if batch_independent:
         alone = np.concatenate([_scored(reward_fn, [episode]) for episode in episodes])
         assert np.allclose(rewards, alone, atol=1e-5), (
             f"{name} returns different rewards for an episode alone and in a batch; "
             "if that is intended, check with batch_independent=False and use no reward workers"
         )
+
     if is_terminal(reward_fn):
         _check_terminal(reward_fn, episodes)
     _check_picklable(reward_fn, episodes, rewards)
@@ -132,18 +137,24 @@ def check_metric(
     if generated_texts is None:
         generated_texts = list(itertools.islice(itertools.cycle(_GENERATED_TEXTS), len(samples)))
     assert len(generated_texts) == len(samples), f"{len(generated_texts)} texts for {len(samples)} samples"
-    first, second = (_computed(metric, samples, generated_texts, model) for _ in range(2))
+
+    # The names must not depend on the texts, or a curve of the metric would have gaps.
+    first = _computed(metric, samples, generated_texts, model)
+    second = _computed(metric, samples, generated_texts, model)
     alone = _computed(metric, samples[:1], generated_texts[:1], model)
     assert first.keys() == second.keys() == alone.keys(), f"{name} does not always report the same names"
     _check_edges(metric, samples, model, first.keys())
     if keys is not None:
         _check_keys(name, first.keys(), keys)
+
+    # NaN is a score, too (a correlation of equal numbers), and must be NaN again.
     for key, (scores, overall) in first.items():
         assert isinstance(key, str) and "/" in key, f"{name} reports {key!r}; names are 'family/name'"
-        same = np.array_equal([overall], [second[key][1]], equal_nan=True) and np.array_equal(
-            scores or [], second[key][0] or [], equal_nan=True
+        second_scores, second_overall = second[key]
+        is_same = np.array_equal([overall], [second_overall], equal_nan=True) and np.array_equal(
+            scores or [], second_scores or [], equal_nan=True
         )
-        assert same, f"{name} returns a different {key!r} for the same texts in a second call"
+        assert is_same, f"{name} returns a different {key!r} for the same texts in a second call"
 
 
 def check_post_processor(function: Callable[..., str], **args: Any) -> None:
@@ -160,7 +171,8 @@ def check_post_processor(function: Callable[..., str], **args: Any) -> None:
     bound = functools.partial(function, **args)
     texts = [*EDGE_TEXTS, "One. Two! Three? Four.", "first line\nsecond line\n", *RESPONSES]
     with _failing_as_assertion():
-        first, second = post_process(bound, texts), post_process(bound, texts)
+        first = post_process(bound, texts)
+        second = post_process(bound, texts)
     assert first == second, f"{name} returns different texts in a second call"
 
 
@@ -193,22 +205,31 @@ def check_algorithm(
     for family in families:
         where = f"{algorithm.__name__} on a {family} model"
         try:
-            update, again = (one_update(algorithm, family, seed, args) for _ in range(2))
+            update = one_update(algorithm, family, seed, args)
+            again = one_update(algorithm, family, seed, args)
         except Exception as error:
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
+
+        # The weights: those of the policy move, those of the reference stay.
         assert update.before, f"{where}: train() does not use self.rollout_buffer.get()"
         infinite = [name for name, weights in update.after.items() if not weights.isfinite().all()]
         assert not infinite, f"{where}: {infinite[0]} is not finite after the update"
         assert update.moved("policy_model"), f"{where}: the update does not change the policy's weights"
         assert not update.moved("ref_model"), f"{where}: the update changes the reference model's weights"
+
+        # Before the first step, log-probs of the update are those of the rollout: each ratio is 1 up to rounding.
         gap = update.ratio_gap or 0.0
         assert gap < 1e-3, (
             f"{where}: the first minibatch's ratio differs from 1 by {gap:.2g}; compute log-probs with "
             "policy.evaluate_actions, without dropout, and before any optimizer step"
         )
+
+        # A patched class would change all later models of the process; another seed would make runs irreproducible.
         assert not update.changed_classes, f"{where}: it changes the class attribute {update.changed_classes[0]}"
-        other = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
-        assert not other, f"{where}: {other[0]} differs in a second training with the same seed"
+        differing = [name for name, weights in update.after.items() if not weights.equal(again.after[name])]
+        assert not differing, f"{where}: {differing[0]} differs in a second training with the same seed"
+
+    # After the simple checks, whose errors are easier to understand than a wrong gradient.
     from rl4lms_like.testing.exact import check_like, check_objective
 
     try:
@@ -237,8 +258,10 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
         AssertionError: a check failed.
     """
     for split in splits:
+        # The sampler, which a run draws its prompts with, refuses pools without samples or with wrong weights.
         try:
-            pool, again = (pool_class.prepare(split, **args) for _ in range(2))
+            pool = pool_class.prepare(split, **args)
+            again = pool_class.prepare(split, **args)
             where = f"{pool_class.__name__}, split {split!r}"
             assert isinstance(pool, TextGenPool), (
                 f"{where}: prepare() returned {type(pool).__name__}, not a TextGenPool"
@@ -246,6 +269,7 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
             PrioritySampler(pool)
         except ComponentError as error:
             raise AssertionError(f"{pool_class.__name__}, split {split!r}: {error}") from error
+
         samples = [sample for sample, _ in pool]
         for index, sample in enumerate(samples):
             _check_sample(sample, f"{where}, sample {index}")
@@ -255,6 +279,7 @@ def check_data_pool(pool_class: type[TextGenPool], splits: Sequence[str] = SPLIT
 
 @contextmanager
 def _failing_as_assertion() -> Iterator[None]:
+    """Convert an error of the component into a failed check, with its reason."""
     try:
         yield
     except ComponentError as error:
@@ -263,39 +288,47 @@ def _failing_as_assertion() -> Iterator[None]:
 
 def _check_edges(metric: BaseMetric, samples: Sequence[Sample], model: Any, keys: Collection[str]) -> None:
     """Check that references and edge cases are scored under the same names."""
-    identical = [(sample, sample.references[0]) for sample in samples if sample.references]
-    at_the_edges = [(sample, text) for sample in samples for text in EDGE_TEXTS]
-    for pairs in (identical, at_the_edges):
-        if not pairs:
-            continue
-        chosen, texts = zip(*pairs, strict=True)
-        results = _computed(metric, chosen, texts, model)
-        assert results.keys() == keys, f"{type(metric).__name__} does not always report the same names"
+    # Perfect texts, each equal to its first reference; then every edge case as the text of every sample.
+    with_references = [sample for sample in samples if sample.references]
+    perfect_texts = [sample.references[0] for sample in with_references]
+    repeated = list(itertools.chain.from_iterable([sample] * len(EDGE_TEXTS) for sample in samples))
+    edge_texts = list(EDGE_TEXTS) * len(samples)
+
+    for chosen, texts in ((with_references, perfect_texts), (repeated, edge_texts)):
+        if chosen:
+            results = _computed(metric, chosen, texts, model)
+            assert results.keys() == keys, f"{type(metric).__name__} does not always report the same names"
 
 
 def _computed(metric: BaseMetric, samples: Sequence[Sample], generated: Sequence[str], model: Any) -> MetricResults:
+    """Return a metric's results. It must not change the lists, which the next metric of a run receives, too."""
     prompts = [sample.prompt_or_input_text for sample in samples]
     references = [list(sample.references) for sample in samples]
     metas = [copy.deepcopy(sample.meta_data) for sample in samples]
-    given = copy.deepcopy((prompts, references, metas))
     texts = list(generated)
+    before = copy.deepcopy((prompts, references, metas))
     with _failing_as_assertion():
         results = compute_metric(metric, prompts, texts, references, metas, model, "val")
-    unchanged = given == (prompts, references, metas) and texts == list(generated)
-    assert unchanged, f"{type(metric).__name__} changes the lists it is given"
+
+    is_unchanged = before == (prompts, references, metas) and texts == list(generated)
+    assert is_unchanged, f"{type(metric).__name__} changes the lists it is given"
     return results
 
 
 def _check_keys(name: str, reported: Collection[str], declared: Sequence[str]) -> None:
     """Check that the reported names match the declared names, and that each of these is reported."""
+    # `lexical/rouge_{n}` -> the pattern `lexical/rouge_.+`
     patterns = {key: re.sub(r"\\\{\w*\\\}", ".+", re.escape(key)) for key in declared}
-    others = [key for key in reported if not any(re.fullmatch(pattern, key) for pattern in patterns.values())]
-    assert not others, f"{name} reports {others[0]!r}, which it does not declare; declared: {', '.join(declared)}"
-    silent = [key for key, pattern in patterns.items() if not any(re.fullmatch(pattern, seen) for seen in reported)]
-    assert not silent, f"{name} declares {silent[0]!r}, but does not report it"
+    for key in reported:
+        is_declared = any(re.fullmatch(pattern, key) for pattern in patterns.values())
+        assert is_declared, f"{name} reports {key!r}, which it does not declare; declared: {', '.join(declared)}"
+    for declared_key, pattern in patterns.items():
+        is_reported = any(re.fullmatch(pattern, key) for key in reported)
+        assert is_reported, f"{name} declares {declared_key!r}, but does not report it"
 
 
 def _check_sample(sample: Any, where: str) -> None:
+    # `Sample` is a data class, which takes values of any type.
     assert isinstance(sample, Sample), f"{where} is a {type(sample).__name__}, not a Sample"
     assert isinstance(sample.id, str), f"{where}: the id is {sample.id!r}, not text"
     assert isinstance(sample.prompt_or_input_text, str), f"{where}: the prompt is {sample.prompt_or_input_text!r}"
@@ -305,17 +338,22 @@ def _check_sample(sample: Any, where: str) -> None:
 
 
 def _check_terminal(reward_fn: AnyReward, episodes: Sequence[Observation]) -> None:
+    """Check that a terminal reward returns 0 before the end, where it is not called and counts as 0."""
     for episode in episodes:
-        previous, action = episode.after(episode.n_actions - 1), int(episode.action_ids[-1])
         if isinstance(reward_fn, BatchedRewardFunction):
             texts = [episode.prompt_or_input_text], [episode.context_text], [episode.target_or_reference_texts]
-            paid = float(reward_fn(*texts, [False], [episode.meta_info])[0])
+            reward = float(reward_fn(*texts, [False], [episode.meta_info])[0])
         else:
-            paid = float(reward_fn(previous, action, episode, False, episode.meta_info))
-        assert paid == 0, f"{type(reward_fn).__name__} is marked terminal, but returns {paid} although done is False"
+            previous = episode.after(episode.n_actions - 1)
+            action = int(episode.action_ids[-1])
+            reward = float(reward_fn(previous, action, episode, False, episode.meta_info))
+        assert reward == 0, (
+            f"{type(reward_fn).__name__} is marked terminal, but returns {reward} although done is False"
+        )
 
 
 def _check_picklable(reward_fn: AnyReward, episodes: Sequence[Observation], rewards: np.ndarray) -> None:
+    # As it is sent to the workers; cloudpickle also takes classes that are defined in a script or a test.
     name = type(reward_fn).__name__
     try:
         copied = cloudpickle.loads(cloudpickle.dumps(reward_fn))
@@ -334,11 +372,12 @@ def _scored(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray
 def _episodes(
     samples: Sequence[Sample], responses: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> list[Observation]:
-    written = [np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in responses]
-    layout = TextLayout(tokenizer, max_prompt_length=64, max_context_length=max(map(len, written)))
+    """Return an episode of every response to every sample, as the environment builds them."""
+    response_ids = [np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in responses]
+    layout = TextLayout(tokenizer, max_prompt_length=64, max_context_length=max(map(len, response_ids)))
     prompts = layout.encode_all([sample.prompt_or_input_text for sample in samples])
-    return [
-        Observation(sample, prompt, response, len(response), layout)
-        for sample, prompt in zip(samples, prompts, strict=True)
-        for response in written
-    ]
+
+    episodes = []
+    for sample, prompt in zip(samples, prompts, strict=True):
+        episodes += [Observation(sample, prompt, ids, len(ids), layout) for ids in response_ids]
+    return episodes

@@ -60,9 +60,12 @@ def make_tokenizer(
     Returns:
         A tokenizer with pad token 0 and end token 1; the end token is also the start token.
     """
+    # Bytes, so that no text is unknown; without a prefix space, so that decoding gives back the same text.
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
+
+    # The order of the special tokens determines their ids: 0 pads, 1 ends.
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[PAD_TOKEN, EOS_TOKEN],
@@ -70,6 +73,7 @@ def make_tokenizer(
         show_progress=False,
     )
     bpe.train_from_iterator(texts, trainer=trainer)
+
     # No text gives an unknown token, but without one `AutoTokenizer` adds a token for some families.
     return _wrap(bpe, append_eos=append_eos, unk_token=EOS_TOKEN)
 
@@ -81,13 +85,15 @@ def make_word_tokenizer(words: Iterable[str], *, append_eos: bool = False) -> Pr
         words: one token each, in this order after the 3 special tokens; unknown words become the third of those.
         append_eos: append the end token to every encoded text.
     """
-    vocabulary = {token: index for index, token in enumerate((PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words))}
+    tokens = (PAD_TOKEN, EOS_TOKEN, UNK_TOKEN, *words)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
     splitter = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK_TOKEN))
     splitter.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return _wrap(splitter, append_eos=append_eos, unk_token=UNK_TOKEN)
 
 
 def _wrap(tokenizer: Tokenizer, *, append_eos: bool, **special_tokens: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer with the interface of transformers, and the special tokens that all have."""
     if append_eos:
         eos_id = tokenizer.token_to_id(EOS_TOKEN)
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -133,8 +139,17 @@ def make_causal_lm(
     Raises:
         ValueError: the family is unknown.
     """
-    size = _dimensions(CAUSAL_FAMILIES, family, hidden_size, n_layers, n_heads, n_positions, scale)
-    return _make(AutoModelForCausalLM, family, tokenizer, size, config, seed)
+    dimensions = _dimensions(
+        CAUSAL_FAMILIES,
+        family,
+        size=hidden_size,
+        layers=n_layers,
+        heads=n_heads,
+        positions=n_positions,
+        scale=scale,
+    )
+
+    return _make(AutoModelForCausalLM, family, tokenizer, dimensions=dimensions, overrides=config, seed=seed)
 
 
 def make_seq2seq_lm(
@@ -156,11 +171,22 @@ def make_seq2seq_lm(
     Raises:
         ValueError: the family is unknown.
     """
-    size = _dimensions(SEQ2SEQ_FAMILIES, family, hidden_size, n_layers, n_heads, n_positions, scale)
-    size["decoder_start_token_id"] = tokenizer.pad_token_id if family in _START_WITH_PAD else tokenizer.eos_token_id
+    dimensions = _dimensions(
+        SEQ2SEQ_FAMILIES,
+        family,
+        size=hidden_size,
+        layers=n_layers,
+        heads=n_heads,
+        positions=n_positions,
+        scale=scale,
+    )
+
+    # Conventions of the families that a policy has to follow: how a response starts, and that it always ends.
+    starts_with_pad = family in _START_WITH_PAD
+    dimensions["decoder_start_token_id"] = tokenizer.pad_token_id if starts_with_pad else tokenizer.eos_token_id
     if family in _END_IS_FORCED:
-        size["forced_eos_token_id"] = tokenizer.eos_token_id
-    return _make(AutoModelForSeq2SeqLM, family, tokenizer, size, config, seed)
+        dimensions["forced_eos_token_id"] = tokenizer.eos_token_id
+    return _make(AutoModelForSeq2SeqLM, family, tokenizer, dimensions=dimensions, overrides=config, seed=seed)
 
 
 def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
@@ -172,21 +198,27 @@ def save_model(path: Path | str, model: PreTrainedModel, tokenizer: PreTrainedTo
 
 
 def _dimensions(
-    known: Sequence[str], family: str, size: int, layers: int, heads: int, positions: int, scale: float
+    families: Sequence[str], family: str, *, size: int, layers: int, heads: int, positions: int, scale: float
 ) -> dict[str, Any]:
     """Return arguments of `AutoConfig.for_model`, without vocabulary and special tokens.
 
     Transformers maps the common names to those of the family (`hidden_size` to GPT-2's `n_embd`).
     """
-    if family not in known:
-        raise ValueError(f"unknown family {family!r}; known: {', '.join(known)}")
+    if family not in families:
+        raise ValueError(f"unknown family {family!r}; known: {', '.join(families)}")
+
+    # What several families have in common, each from the one before: learned or rotary positions, fewer key heads
+    # (grouped attention), a size of a head that is no quotient of others, attention to the last 8 tokens only.
     limit = {"max_position_embeddings": positions}
     rotary = limit | {"intermediate_size": 4 * size, "initializer_range": 0.02 * scale}
     grouped = rotary | {"num_key_value_heads": max(1, heads // 2)}
     gemma = grouped | {"head_dim": size // heads}
     windowed = gemma | {"sliding_window": 8}
+
+    # BART's names for encoder and decoder; the common names below are those of the encoder.
     bart = limit | {"decoder_layers": layers, "decoder_attention_heads": heads, "init_std": 0.02 * scale}
     bart |= {"encoder_ffn_dim": 4 * size, "decoder_ffn_dim": 4 * size}
+
     rows: dict[str, dict[str, Any]] = {
         "gpt2": limit | {"initializer_range": 0.02 * scale},
         "opt": limit | {"word_embed_proj_dim": size, "ffn_dim": 4 * size, "init_std": 0.02 * scale},
@@ -213,19 +245,25 @@ def _make(
     auto_class: Any,
     family: str,
     tokenizer: PreTrainedTokenizerBase,
-    size: Mapping[str, Any],
-    given: Mapping[str, Any],
+    *,
+    dimensions: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     seed: int,
 ) -> PreTrainedModel:
-    own = CONFIG_MAPPING[family].attribute_map  # hidden_size -> GPT-2's n_embd
-    size = {name: value for name, value in size.items() if own.get(name) not in given} | dict(given)
+    # An override may use the family's name for a common one (`n_embd` for `hidden_size`); both would contradict.
+    family_names = CONFIG_MAPPING[family].attribute_map
+    arguments = {name: value for name, value in dimensions.items() if family_names.get(name) not in overrides}
+    arguments |= overrides
+
     special_tokens = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **(special_tokens | dict(size)))
+    config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **(special_tokens | arguments))
     attention = {"attn_implementation": "eager"} if family in _EAGER_ONLY else {}
+
+    # The caller's random numbers must not depend on whether a model was made.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = auto_class.from_config(config, dtype=torch.float32, **attention)

@@ -74,37 +74,49 @@ def one_update(algorithm: type[OnPolicyAlgorithm], family: str, seed: int, args:
         seed: random seed.
         args: the algorithm's own arguments.
     """
-    takes = getattr(algorithm, "arguments_class", algorithm)
-    masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
-    defaults = {argument.name: argument.default for argument in signature_of(takes).arguments}
+    # What kind of algorithm: its arguments say whether it needs masks, groups or a teacher.
+    arguments_class = getattr(algorithm, "arguments_class", algorithm)
+    has_masks = isinstance(arguments_class, type) and issubclass(arguments_class, NLPOArguments)
+    defaults = {argument.name: argument.default for argument in signature_of(arguments_class).arguments}
     small = {name: value for name, value in SMALL.items() if name in defaults}
     if defaults.get("group_size", 1) > 1:
         small["group_size"] = N_ENVS
-    policy = POLICIES.resolve(f"{'maskable_' if masks else ''}{family}_lm_actor_critic_policy")
+
+    policy = POLICIES.resolve(f"{'maskable_' if has_masks else ''}{family}_lm_actor_critic_policy")
     tokenizer = make_tokenizer(append_eos=family == "seq2seq")
+    make = make_causal_lm if family == "causal" else make_seq2seq_lm
+    architecture = "gpt2" if family == "causal" else "t5"
+    model = make(architecture, tokenizer)
+
+    # The files are needed until the policy has loaded them.
     with tempfile.TemporaryDirectory() as folder:
-        make = make_causal_lm if family == "causal" else make_seq2seq_lm
-        model = make("gpt2" if family == "causal" else "t5", tokenizer)
         save_model(folder, model, tokenizer)
-        kwargs = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}} | (MASKS if masks else {})
-        if getattr(takes, "needs_teacher", False):
-            teacher = make("gpt2" if family == "causal" else "t5", tokenizer, seed=1)
-            kwargs["teacher_model"] = str(save_model(f"{folder}/teacher", teacher, tokenizer))
+        policy_kwargs: dict[str, Any] = {"model_name": folder, "generation_kwargs": {"do_sample": True, "top_k": 0}}
+        if has_masks:
+            policy_kwargs |= MASKS
+        if getattr(arguments_class, "needs_teacher", False):
+            teacher = make(architecture, tokenizer, seed=1)
+            policy_kwargs["teacher_model"] = str(save_model(f"{folder}/teacher", teacher, tokenizer))
+
+        # Weights that are in no file, such as the critic's output layer, must be equal in a second training.
         torch.manual_seed(derived_seed(seed, "weights"))
         text_algorithm: Any = with_text_rollouts(algorithm)
         built = text_algorithm(
             policy,
             _environment(tokenizer, model.config, family, seed),
-            policy_kwargs=kwargs,
-            kl_controller=FixedKLController(0.05, placement=getattr(takes, "kl_placement", "reward")),
+            policy_kwargs=policy_kwargs,
+            kl_controller=FixedKLController(0.05, placement=getattr(arguments_class, "kl_placement", "reward")),
             **{"seed": seed, "device": "cpu"} | small | dict(args),
         )
-    classes = _attributes_of_classes(built.policy)
-    eyes = _Eyes(built)
+
+    # An algorithm that patches a method of transformers changes it for every other model of the process.
+    methods_before = _attributes_of_classes(built.policy)
+    observer = _UpdateObserver(built)
     built.learn(1)
-    now = _attributes_of_classes(built.policy)
-    changed = sorted(name for name in classes.keys() | now.keys() if classes.get(name) is not now.get(name))
-    return Update(eyes.before, _weights(built.policy), eyes.ratio_gap(), changed)
+    methods = _attributes_of_classes(built.policy)
+    names = methods_before.keys() | methods.keys()
+    changed = sorted(name for name in names if methods_before.get(name) is not methods.get(name))
+    return Update(observer.before, _weights(built.policy), observer.ratio_gap(), changed)
 
 
 def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVecEnv:
@@ -123,7 +135,7 @@ def _environment(tokenizer: Any, config: Any, family: str, seed: int) -> TextVec
     return env
 
 
-class _Eyes:
+class _UpdateObserver:
     """Records the start of an update: the weights, the first minibatch and its log-probs."""
 
     def __init__(self, algorithm: Any) -> None:
@@ -131,7 +143,10 @@ class _Eyes:
         self.before: dict[str, Tensor] = {}
         self._minibatch: Any = None
         self._gap: float | None = None
-        self._get, self._evaluate = algorithm.rollout_buffer.get, algorithm.policy.evaluate_actions
+
+        # The two calls that every algorithm of Stable-Baselines3 makes in `train`, whatever its loss is.
+        self._get = algorithm.rollout_buffer.get
+        self._evaluate = algorithm.policy.evaluate_actions
         algorithm.rollout_buffer.get = self._get_minibatches
         algorithm.policy.evaluate_actions = self._evaluate_actions
 
@@ -142,16 +157,20 @@ class _Eyes:
 
     def _get_minibatches(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         for minibatch in self._get(*args, **kwargs):
-            if not self.before:
+            if not self.before:  # the first minibatch: no step has been made
                 self.before = _weights(self.algorithm.policy)
             self._minibatch = minibatch
             yield minibatch
 
     def _evaluate_actions(self, *args: Any, **kwargs: Any) -> Any:
         result = self._evaluate(*args, **kwargs)
-        minibatch, log_prob = self._minibatch, result[1]
+        log_prob = result[1]
+
+        # The first call only. Where an algorithm uses micro-batches, the shapes differ and the gap stays unknown.
+        minibatch = self._minibatch
         if self._gap is None and minibatch is not None and log_prob.shape == minibatch.old_log_prob.shape:
-            self._gap = float(((log_prob.detach() - minibatch.old_log_prob).exp() - 1).abs().max())
+            ratio = (log_prob.detach() - minibatch.old_log_prob).exp()
+            self._gap = float((ratio - 1).abs().max())
         return result
 
 
@@ -161,10 +180,14 @@ def _weights(policy: torch.nn.Module) -> dict[str, Tensor]:
 
 def _attributes_of_classes(policy: Any) -> dict[str, Any]:
     """Return the attributes of all classes of the policy and its modules, by full name."""
-    owners = {*type(policy).__mro__, *(owner for module in policy.modules() for owner in type(module).__mro__)}
-    return {
-        f"{owner.__module__}.{owner.__qualname__}.{name}": value
-        for owner in owners - {object}
-        for name, value in vars(owner).items()
-        if callable(value) or isinstance(value, property | classmethod | staticmethod)
-    }
+    owners: set[type] = set(type(policy).__mro__)
+    for module in policy.modules():
+        owners |= set(type(module).__mro__)
+
+    # Methods and properties; other attributes, such as caches of transformers, may change.
+    attributes: dict[str, Any] = {}
+    for owner in owners - {object}:
+        for name, value in vars(owner).items():
+            if callable(value) or isinstance(value, property | classmethod | staticmethod):
+                attributes[f"{owner.__module__}.{owner.__qualname__}.{name}"] = value
+    return attributes

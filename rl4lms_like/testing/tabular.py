@@ -56,7 +56,10 @@ class TabularEnv(VecEnv):
     """
 
     def __init__(self, prompts: Sequence[int], reward: Reward) -> None:
-        self.prompts, self.reward = list(prompts), reward
+        self.prompts = list(prompts)
+        self.reward = reward
+
+        # What a collector reads of a `TextVecEnv`, by `get_attr`.
         self.attributes = {
             "max_episode_length": LENGTH,
             "terminate_on_eos": False,
@@ -75,7 +78,7 @@ class TabularEnv(VecEnv):
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:
         """Return the rewards of all actions, flat `[n_tokens]`."""
-        rewards = torch.zeros(episodes.response_ids.shape, dtype=torch.float64)
+        rewards = torch.zeros(episodes.response_ids.shape, dtype=torch.float64)  # [n, response_len]
         for row, (prompt, response) in enumerate(zip(self.prompts, responses_of(episodes), strict=True)):
             rewards[row, len(response) - 1] = self.reward(prompt, response)
         return rewards[episodes.action_mask].numpy()
@@ -115,10 +118,16 @@ def all_responses(length: int = LENGTH, *, ends: bool = False, observed: bool = 
         ends: responses stop at their first token 0.
         observed: the second token of longer responses is the environment's: 2 after the token 1, else 1.
     """
-    responses = set(itertools.product(range(VOCABULARY), repeat=length))
-    if ends:
-        responses = {each[: each.index(END) + 1] if END in each else each for each in responses}
-    return sorted(each for each in responses if not observed or len(each) == 1 or each[1] == 1 + each[0] % 2)
+    # A set: responses that end early are the beginning of several full ones, and count once.
+    responses: set[Response] = set()
+    for tokens in itertools.product(range(VOCABULARY), repeat=length):
+        n_tokens = tokens.index(END) + 1 if ends and END in tokens else length
+        responses.add(tokens[:n_tokens])
+
+    # The environment answers the first token: its own token is no choice of the policy.
+    if observed:
+        responses = {tokens for tokens in responses if len(tokens) == 1 or tokens[1] == 1 + tokens[0] % 2}
+    return sorted(responses)
 
 
 def episodes_of(prompts: Sequence[int], responses: Sequence[Response], *, observed: bool = False) -> EpisodeBatch:
@@ -130,22 +139,27 @@ def episodes_of(prompts: Sequence[int], responses: Sequence[Response], *, observ
         observed: whether the second token of longer responses is the environment's.
     """
     width = max(map(len, responses))
-    ids = torch.tensor([[*response, *[0] * (width - len(response))] for response in responses])
-    lengths, places = torch.tensor(list(map(len, responses))), torch.arange(width)
-    prompt_ids, mask = torch.tensor(prompts)[:, None], places < lengths[:, None]
+    padded = [[*response, *[0] * (width - len(response))] for response in responses]
+    lengths = torch.tensor([len(response) for response in responses])
+    positions = torch.arange(width)
+    response_mask = positions < lengths[:, None]  # [n, width]
+
+    # All count as truncated, which has no effect: values after an episode are not used (`bootstrap_truncated`).
+    prompt_ids = torch.tensor(prompts)[:, None]  # [n, 1]
     return EpisodeBatch(
-        prompt_ids,
-        torch.ones_like(prompt_ids).bool(),
-        ids,
-        mask,
-        torch.zeros(len(responses)).bool(),
-        observed=mask & (places == 1) if observed else None,
+        prompt_ids=prompt_ids,
+        prompt_mask=torch.ones_like(prompt_ids).bool(),
+        response_ids=torch.tensor(padded),
+        response_mask=response_mask,
+        terminated=torch.zeros(len(responses)).bool(),
+        observed=response_mask & (positions == 1) if observed else None,
     )
 
 
 def responses_of(episodes: EpisodeBatch) -> list[Response]:
     """Return the responses as tuples of tokens."""
-    return [tuple(ids[mask].tolist()) for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)]
+    rows = zip(episodes.response_ids, episodes.response_mask, strict=True)
+    return [tuple(ids[mask].tolist()) for ids, mask in rows]
 
 
 class Enumeration:
@@ -190,32 +204,44 @@ class Enumeration:
         policy_kwargs: Mapping[str, Any] | None = None,
         **arguments: Any,
     ) -> None:
-        self.reward, self.prompts, self.observed = reward, list(prompts), observed
-        self.distance, self.temperatures = distance, temperatures
+        self.reward = reward
+        self.prompts = list(prompts)
+        self.observed = observed
+        self.distance = distance
+        self.temperatures = temperatures
         self.responses = all_responses(length, ends=ends, observed=observed)
-        takes = getattr(algorithm, "arguments_class", algorithm)
-        self.has_masks = isinstance(takes, type) and issubclass(takes, NLPOArguments)
-        known = {argument.name for argument in signature_of(takes).arguments} | arguments.keys()
+
+        # The algorithm is built as by a user, but with a single step on the whole rollout (`_ONE_STEP`).
+        arguments_class = getattr(algorithm, "arguments_class", algorithm)
+        self.has_masks = isinstance(arguments_class, type) and issubclass(arguments_class, NLPOArguments)
+        names = {argument.name for argument in signature_of(arguments_class).arguments} | arguments.keys()
+        one_step = {name: value for name, value in _ONE_STEP.items() if name in names}
+        if policy_kwargs is None:
+            policy_kwargs = {"n_prompts": max(prompts) + 1, **_SAMPLING}
         text_algorithm: Any = with_text_rollouts(algorithm)
         self.algorithm: Any = text_algorithm(
             policy,
             TabularEnv(prompts, reward),
-            policy_kwargs={"n_prompts": max(prompts) + 1, **_SAMPLING}
-            if policy_kwargs is None
-            else dict(policy_kwargs),
+            policy_kwargs=dict(policy_kwargs),
             kl_controller=FixedKLController(kl_coeff, estimator=estimator, placement=placement),
-            **{"seed": 0, "device": "cpu", **arguments, **{k: v for k, v in _ONE_STEP.items() if k in known}},
+            **{"seed": 0, "device": "cpu", **arguments, **one_step},
         )
+
+        # No logs, and no warning where ratios differ from 1 on purpose. Float64, so that a tolerance can be small.
         self.algorithm.set_logger(configure(None, []))
         self.algorithm.warns_of_ratio = False
         self.algorithm.rollout_buffer.dtype = torch.float64
+
+        # Groups with equal rewards are left out, but not replaced: a batch is one of the enumeration.
         collector = self.algorithm.collector
         if collector.options.dynamic_sampling is not None:
             collector.options = replace(collector.options, dynamic_sampling=1)
+
+        # The only two replacements: batches come from the enumeration, and gradients are stored instead of applied.
         self.policy: Any = self.algorithm.policy
         self.policy.optimizer = Recorder(self.policy.optimizer.param_groups)
         self.policy.generate = lambda *prompts, **options: next(self._generated)
-        if issubclass(algorithm, TRPO):
+        if issubclass(algorithm, TRPO):  # its step does not use the optimizer
             self.algorithm._policy_step = self._record_surrogate
 
     def episodes(self, prompts: Sequence[int], responses: Sequence[Response]) -> EpisodeBatch | None:
@@ -226,6 +252,8 @@ class Enumeration:
             if not bool(contains(masks, episodes.actions).all()):
                 return None
             episodes = replace(episodes, allowed=masks)
+
+        # mu of importance weights pi / mu, as an engine returns it.
         return replace(episodes, behavior_log_prob=self.log_prob(episodes).detach())
 
     def log_prob(self, episodes: EpisodeBatch) -> Tensor:
@@ -237,6 +265,7 @@ class Enumeration:
 
     def batches(self) -> Iterator[tuple[EpisodeBatch, float]]:
         """Yield each batch of episodes with its probability under the policy."""
+        # Responses are independent, so the probability of a batch is the product of those of all its tokens.
         for responses in itertools.product(self.responses, repeat=len(self.prompts)):
             episodes = self.episodes(self.prompts, responses)
             if episodes is not None:
@@ -245,16 +274,24 @@ class Enumeration:
 
     def gradients(self, *generated: EpisodeBatch) -> Gradients:
         """Return the gradients of the algorithm's first step on a rollout of these generation batches."""
-        algorithm, self._generated = self.algorithm, iter(generated)
+        algorithm = self.algorithm
+        self._generated = iter(generated)
         self.policy.optimizer.first.clear()
         algorithm.rollout_buffer.reset()
+
+        # As many tokens as there are, so that `generate` is called once for each batch. The KL coefficient stays.
         n_tokens = sum(episodes.n_tokens for episodes in generated)
         algorithm.collector.collect(algorithm.rollout_buffer, n_tokens, updates_policy=False)
         with self.moved():
             algorithm.train()
+
+        # A parameter that the loss does not contain has no gradient.
         first = self.policy.optimizer.first
-        parameters = [(name, each) for name, each in self.policy.named_parameters() if each.requires_grad]
-        return {name: first[each] if each in first else torch.zeros_like(each) for name, each in parameters}
+        gradients: Gradients = {}
+        for name, parameter in self.policy.named_parameters():
+            if parameter.requires_grad:
+                gradients[name] = first[parameter] if parameter in first else torch.zeros_like(parameter)
+        return gradients
 
     def expected(self) -> Gradients:
         """Return the expected gradients."""
@@ -274,20 +311,27 @@ class Enumeration:
         controller: Any = self.algorithm.kl_controller
         for prompt, response in itertools.product(dict.fromkeys(self.prompts), self.responses):
             episodes = self.episodes([prompt], [response])
-            if episodes is not None:
-                log_prob = self.policy.action_scores(episodes).raw_log_prob
-                kl = kl_estimate(log_prob, self.policy.score(episodes).ref_log_prob, controller.estimator).sum()
-                probability = self.log_prob(episodes).sum().exp()
-                in_reward = controller.placement == "reward"
-                penalty = probability * kl.detach() if in_reward else probability.detach() * kl
-                total = total + probability * self.reward(prompt, response) - controller.coeff * penalty
+            if episodes is None:
+                continue
+
+            # With masks: actions are sampled from the allowed tokens, the KL is that of the whole distributions.
+            log_prob = self.policy.action_scores(episodes).raw_log_prob
+            kl = kl_estimate(log_prob, self.policy.score(episodes).ref_log_prob, controller.estimator).sum()
+            probability = self.log_prob(episodes).sum().exp()
+
+            # J = sum over responses of P(response) (reward - coeff KL); the gradient flows through P or through KL.
+            is_reward = controller.placement == "reward"
+            penalty = probability * kl.detach() if is_reward else probability.detach() * kl
+            total = total + probability * self.reward(prompt, response) - controller.coeff * penalty
         return total
 
     @contextmanager
     def moved(self) -> Iterator[None]:
         """Change the tables by random numbers of size `distance` within the context."""
         tables = [self.policy.logits, self.policy.values] if self.distance else []
-        before = [table.data for table in tables]
+        data_before = [table.data for table in tables]
+
+        # The same numbers each time: all batches must be those of one moved policy.
         generator = torch.Generator().manual_seed(1)
         try:
             for table in tables:
@@ -295,7 +339,7 @@ class Enumeration:
                 table.data = table.data + self.distance * noise
             yield
         finally:
-            for table, data in zip(tables, before, strict=True):
+            for table, data in zip(tables, data_before, strict=True):
                 table.data = data
 
     def _record_surrogate(self, rollout: Any) -> dict[str, Tensor]:

@@ -57,14 +57,19 @@ class TabularPolicy(MaskablePolicy):
         **ignored: Any,
     ) -> None:
         BasePolicy.__init__(self, observation_space, action_space)  # the other bases load language models
+
+        # Rows of prompt p: 16 p + number of the prefix. Random, so that policy, reference and mask differ everywhere.
         generator = torch.Generator().manual_seed(seed)
         size = n_prompts * _STATES
 
         def table(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
 
-        self.logits, self.values = table(size, VOCABULARY), table(size)
-        self.ref_logits, self.mask_logits = (table(size, VOCABULARY).requires_grad_(False) for _ in range(2))
+        self.logits = table(size, VOCABULARY)
+        self.values = table(size)
+        self.ref_logits = table(size, VOCABULARY).requires_grad_(False)
+        self.mask_logits = table(size, VOCABULARY).requires_grad_(False)
+
         self.arguments = MaskablePolicyArguments(model_name="tabular", top_mask=2, critic=critic)
         self.engine = PolicyEngine()
         self.has_critic = critic != "none"
@@ -79,9 +84,13 @@ class TabularPolicy(MaskablePolicy):
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
         """Return the state of each action, flat `[n_tokens]`."""
+        # A prompt is one token, besides padding that a test may have added: its number. [n, 1]
         prompts = (episodes.prompt_ids * episodes.prompt_mask).sum(dim=1, keepdim=True)
+
+        # The sum of the digits before each token `[n, response_len]`: 0 for the first one, at most 15 for the third.
         digits = (episodes.response_ids + 1) * 4 ** torch.arange(episodes.response_ids.shape[1])
-        return (_STATES * prompts + digits.cumsum(1) - digits)[episodes.action_mask]
+        prefixes = digits.cumsum(1) - digits
+        return (_STATES * prompts + prefixes)[episodes.action_mask]
 
     def masks(self, episodes: EpisodeBatch) -> Tensor:
         """Return the allowed tokens of each action: the two most probable ones of the mask model, and the end token."""
@@ -93,9 +102,12 @@ class TabularPolicy(MaskablePolicy):
         logits = self.logits[self.states(observations)]
         if observations.allowed is not None:
             logits = masked_logits(logits, observations.allowed)
+
+        # One temperature for each position `[response_len]`, 1 for padded columns; then that of each action.
         width = observations.response_ids.shape[1]
-        of_positions = torch.tensor([*temperatures, *[1.0] * width], dtype=logits.dtype)[:width]
-        return logits / of_positions.expand(observations.action_mask.shape)[observations.action_mask][:, None]
+        by_position = torch.tensor([*temperatures, *[1.0] * width], dtype=logits.dtype)[:width]
+        by_action = by_position.expand(observations.action_mask.shape)[observations.action_mask]
+        return logits / by_action[:, None]
 
     def sampling_log_prob(self, observations: EpisodeBatch, temperatures: Sequence[float]) -> Tensor:
         """Return log-probs of all actions under the distribution of sampling at these temperatures `[n_tokens]`."""
@@ -104,17 +116,22 @@ class TabularPolicy(MaskablePolicy):
     def action_scores(self, observations: EpisodeBatch) -> ActionScores:
         """Return log-probs and entropies of all actions."""
         logits = self.action_logits(observations)
-        log_probs, log_prob = logits.log_softmax(dim=-1), _chosen(logits, observations)
-        raw = log_prob
+        log_probs = logits.log_softmax(dim=-1)  # [n_tokens, 3]
+        log_prob = _chosen(logits, observations)
+        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+
+        # With masks it is that of the whole vocabulary, and a constant.
+        raw_log_prob = log_prob
         if observations.allowed is not None:
-            raw = _chosen(self.logits.detach()[self.states(observations)], observations)
-        return ActionScores(log_prob, -(log_probs.exp() * log_probs).sum(dim=-1), raw, None)
+            raw_log_prob = _chosen(self.logits.detach()[self.states(observations)], observations)
+        return ActionScores(log_prob, entropy, raw_log_prob, None)
 
     def reference_kl(self, observations: EpisodeBatch, scores: ActionScores, *, top_k: int | None = None) -> Tensor:
         """Return the KL to the reference of all actions' distributions `[n_tokens]`."""
         states = self.states(observations)
-        tables = (Distributions(table[states], None) for table in (self.logits, self.ref_logits))
-        return vocabulary_kl(*tables, top_k=top_k, logits_budget=10**6)
+        policy = Distributions(self.logits[states], None)
+        reference = Distributions(self.ref_logits[states], None)
+        return vocabulary_kl(policy, reference, top_k=top_k, logits_budget=10**6)
 
     def predict_values(self, observations: EpisodeBatch) -> Tensor:
         """Return the values of all actions' states."""

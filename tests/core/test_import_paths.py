@@ -147,7 +147,7 @@ def test_sources_of_editable_packages_count_as_installed(tmp_path, monkeypatch):
     (site / "theirs-1.0.dist-info" / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
     (site / "other.pth").write_text(f"# a comment\nimport os\n{tmp_path / 'by_path_file'}\n")
     assert list(import_paths._editable_sources(site)) == [sources]
-    assert list(import_paths._path_files(site)) == [tmp_path / "by_path_file"]
+    assert list(import_paths._folders_of_path_files(site)) == [tmp_path / "by_path_file"]
 
 
 # --- in a config: a mistake at its key, before anything is called -----------------------------------------------------
