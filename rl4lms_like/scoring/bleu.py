@@ -32,7 +32,7 @@ class Bleu(Score):
         for response, (shortest, most) in zip(texts.responses, read_references, strict=True):
             counts.append(_counts(response.split(), shortest, most))
 
-        # Papineni et al., section 2.1.1: BLEU of a corpus is not the mean of its texts' BLEU, but that of summed counts.
+        # Papineni et al., section 2.1.1: BLEU of a corpus is that of the summed counts, not the mean over texts.
         corpus_counts = [sum(column) for column in zip(*counts, strict=True)]
         return [_score(text_counts) for text_counts in counts], _score(corpus_counts)
 

@@ -250,6 +250,7 @@ def _cut(lines: list[str], limit: int, *, by_words: bool) -> list[str]:
         if is_last:
             units = units[:limit]
         shortened.append(units if isinstance(units, str) else " ".join(units))
+
         limit -= len(units)
         if is_last:
             break

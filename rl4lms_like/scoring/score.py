@@ -108,6 +108,7 @@ def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...
     shared_readings: dict[tuple[str, ...], T] = {}
     for texts in map(tuple, references):
         reading = shared_readings.pop(texts) if texts in shared_readings else read(texts)
+
         n_left[texts] -= 1
         if n_left[texts]:
             shared_readings[texts] = reading
