@@ -214,9 +214,9 @@ def zero_shot(image: np.ndarray, *, op1: Operation, op2: Operation, use_ent: boo
     The score of a chunk is entailment minus contradiction. If only one of the two is used, it is entailment, or 1 minus
     contradiction.
     """
-    # Laban et al., section 3.2, with E and C of the document's chunk d and the summary's chunk s:
+    # With entailment E and contradiction C of the document's chunk d and the summary's chunk s:
     #     score = op2_s (op1_d E[d, s] - op1_d C[d, s])
-    # Both are reduced on their own: the chunk that supports a sentence best may not be the one that contradicts it most.
+    # Each is reduced alone: the chunk that supports a sentence best may not be the one that contradicts it most.
     by_chunk = getattr(image[:2], op1)(axis=1)  # [2, n_summary]
     entailment = by_chunk[0] if use_ent else 1.0
     scores = entailment - by_chunk[1] if use_con else entailment
@@ -230,7 +230,8 @@ def chunks(text: str, unit: str) -> list[str]:
 
     # A text without empty lines has one paragraph per line.
     if unit == "paragraph":
-        paragraphs = [part.strip() for part in text.split("\n\n" if "\n\n" in text else "\n")]
+        separator = "\n\n" if "\n\n" in text else "\n"
+        paragraphs = [paragraph.strip() for paragraph in text.split(separator)]
         return [paragraph for paragraph in paragraphs if len(paragraph) >= SHORTEST_CHUNK]
 
     # The pairs of sentences overlap, and the last one is the last sentence alone.
@@ -286,8 +287,8 @@ class Head:
         # Layers of the image: entailment, contradiction and neutral of the first model, then of the second ...
         layers = [index for index in range(len(image)) if "ecn"[index % 3] in self.nli_labels]
 
-        # A row: the numbers of chunks of document and summary, if densities lose them, then a histogram per layer of the
-        # probabilities that the document's chunks have for this chunk of the summary.
+        # A row: the numbers of chunks of document and summary, where densities lose them, then a histogram per layer of
+        # the probabilities that the document's chunks have for this chunk of the summary.
         rows = np.zeros((N_ROWS, self.n_columns))
         for column in range(min(image.shape[2], N_ROWS)):
             histograms: list[Any] = [image.shape[1:]] if self.norm_histo else []
@@ -321,8 +322,8 @@ class Head:
         if shapes_in_file != shapes:
             raise ModelError(
                 f"{self.start_file} does not fit: a head for {self.n_models} models, bins {self.bins!r}, nli_labels "
-                f"{self.nli_labels!r} has the weights {shapes}, the file has {shapes_in_file or list(tensors)}; the published "
-                f"{PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
+                f"{self.nli_labels!r} has the weights {shapes}, the file has {shapes_in_file or list(tensors)}; the "
+                f"published {PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
             )
         return [tensors[key].double().numpy() for key in _KEYS]
 
