@@ -119,30 +119,30 @@ def audit_reward(reward: AnyReward, probes: Probes) -> list[AuditedReward]:
     Each text is scored alone, and four times together with all others: twice in the same order, in reverse order, and
     with other references. Texts for which the reward fails are not scored together.
     """
-    by_part = {leaf.name: _measured(leaf, probes) for leaf in leaves(reward)}
+    by_part = {leaf.name: _measure(leaf, probes) for leaf in leaves(reward)}
     if not isinstance(reward, RewardOfParts):
-        return [_audited("", measured, probes) for measured in by_part.values()]
+        return [_audit_result("", measurements, probes) for measurements in by_part.values()]
 
     # The whole reward is the sum of what its parts returned: it is not called once more.
-    measurements = {"": _sum(by_part), **by_part}
-    return [_audited(name, measured, probes) for name, measured in measurements.items()]
+    by_name = {"": _sum(by_part), **by_part}
+    return [_audit_result(name, measurements, probes) for name, measurements in by_name.items()]
 
 
-def _audited(name: str, measured: _Measured, probes: Probes) -> AuditedReward:
+def _audit_result(name: str, measurements: _Measurements, probes: Probes) -> AuditedReward:
     mean_rewards = {}
     for probe in dict.fromkeys(probes.names):
         indices = list(probes.of(probe).values())
-        mean_rewards[probe] = float(np.mean(measured.rewards[indices]))
+        mean_rewards[probe] = float(np.mean(measurements.rewards[indices]))
 
     # The time of a usual response, so without the texts of 300 and 1200 words.
     short = [index for index, probe in enumerate(probes.names) if probe not in N_WORDS]
     return AuditedReward(
         name=name,
         rewards=mean_rewards,
-        findings=sorted(_findings(measured, probes), key=lambda finding: list(KINDS).index(finding.kind)),
-        ms_alone=float(np.median(measured.seconds[short])) * 1000,
-        ms_together=measured.seconds_together / len(probes) * 1000,
-        errors=list(measured.errors.values()),
+        findings=sorted(_findings(measurements, probes), key=lambda finding: list(KINDS).index(finding.kind)),
+        ms_alone=float(np.median(measurements.seconds[short])) * 1000,
+        ms_together=measurements.seconds_together / len(probes) * 1000,
+        errors=list(measurements.errors.values()),
     )
 
 
@@ -150,7 +150,7 @@ def _audited(name: str, measured: _Measured, probes: Probes) -> AuditedReward:
 
 
 @dataclass
-class _Measured:
+class _Measurements:
     """Rewards `[n]` of all probes in each way of calling, NaN where a call failed, with times and errors."""
 
     alone: np.ndarray  # one text per call
@@ -202,15 +202,15 @@ class _Calls:
         return rewards, seconds
 
 
-def _measured(leaf: Leaf, probes: Probes) -> _Measured:
-    """Call a reward without parts in all ways; see `_Measured`."""
+def _measure(leaf: Leaf, probes: Probes) -> _Measurements:
+    """Call a reward without parts in all ways; see `_Measurements`."""
     episodes = probes.episodes
     everything = list(range(len(probes)))
     call = _Calls(leaf)
     together, seconds_together = call(episodes, everything)  # before timing anything: this call loads models
 
     # Each text alone. If the first texts and all texts together fail, the reward fails for all: a server that is down
-    # would otherwise be asked, with all retries, for each text.
+    # would otherwise get a request, with all retries, for each text.
     alone = np.full(len(probes), np.nan)
     seconds = np.full(len(probes), np.nan)
     for index in everything:
@@ -242,7 +242,7 @@ def _measured(leaf: Leaf, probes: Probes) -> _Measured:
                 rewards, _ = call_changed(wider_episodes, [index])
                 wider[index] = rewards[index]
 
-    return _Measured(
+    return _Measurements(
         alone=alone,
         together=together,
         again=again,
@@ -270,7 +270,7 @@ def _with_more_padding(episode: Observation) -> Observation:
     return replace(episode, layout=layout)
 
 
-def _sum(by_part: Mapping[str, _Measured]) -> _Measured:
+def _sum(by_part: Mapping[str, _Measurements]) -> _Measurements:
     """Return the measurements of a weighted sum, from those of its parts; a text that fails in one part is NaN."""
     parts = list(by_part.values())
     sums: dict[str, Any] = {}
@@ -282,7 +282,7 @@ def _sum(by_part: Mapping[str, _Measured]) -> _Measured:
     for name, part in by_part.items():
         for indices, message in part.errors.items():
             errors[indices] = f"part {name!r}: {message}"
-    return _Measured(**sums, errors=errors)
+    return _Measurements(**sums, errors=errors)
 
 
 # --- findings --------------------------------------------------------------------------------------------------------
@@ -296,18 +296,18 @@ class _Case(NamedTuple):
     compared_with: float
 
 
-def _findings(measured: _Measured, probes: Probes) -> Iterator[Finding]:
-    rewards = measured.rewards
+def _findings(measurements: _Measurements, probes: Probes) -> Iterator[Finding]:
+    rewards = measurements.rewards
     known = rewards[~np.isnan(rewards)]
-    if measured.errors:
-        indices, message = next(iter(measured.errors.items()))
+    if measurements.errors:
+        indices, message = next(iter(measurements.errors.items()))
         where = _where(probes, indices[0]) if len(indices) == 1 else "all texts together"
-        fails_alone = bool(np.isnan(measured.alone).all() and len(known))
+        fails_alone = bool(np.isnan(measurements.alone).all() and len(known))
         kind = "alone" if fails_alone else "failure"
-        yield _finding(kind, f"{where}: {message} ({len(measured.errors)} failed calls)")
+        yield _finding(kind, f"{where}: {message} ({len(measurements.errors)} failed calls)")
     if not len(known):
         return
-    yield from _differences(measured, probes)
+    yield from _differences(measurements, probes)
 
     # If all texts pay the same, every comparison below would be a finding.
     if np.ptp(known) <= _ROUNDING:
@@ -318,7 +318,7 @@ def _findings(measured: _Measured, probes: Probes) -> Iterator[Finding]:
         yield _finding("magnitude", f"{rewards[index]:.3g} for {_where(probes, index)}")
 
     # Of each kind, the case with the largest difference is shown.
-    for kind, cases in (_undeserved(measured, probes) | _changed_by_space(measured, probes)).items():
+    for kind, cases in (_undeserved(measurements, probes) | _changed_by_space(measurements, probes)).items():
         if cases:
             worst = max(cases, key=lambda case: abs(case.reward - case.compared_with))
             n_samples = len({probes.episodes[case.text_index].sample.id for case in cases})
@@ -326,39 +326,44 @@ def _findings(measured: _Measured, probes: Probes) -> Iterator[Finding]:
             yield _finding(kind, f"{numbers}; {n_samples} of {len(probes.samples)} samples")
 
     # Four times the words should take about four times as long; short times are mostly overhead.
-    long_ms, very_long_ms = (measured.seconds_per_call[probes.names.index(name)] * 1000 for name in N_WORDS)
+    ms_per_call = measurements.seconds_per_call * 1000
+    long_ms = ms_per_call[probes.names.index("long")]
+    very_long_ms = ms_per_call[probes.names.index("very_long")]
     if very_long_ms > max(_MIN_MS, _MAX_GROWTH * long_ms):
         yield _finding("slow", f"{very_long_ms:.0f} ms against {long_ms:.0f} ms")
 
 
-def _differences(measured: _Measured, probes: Probes) -> Iterator[Finding]:
+def _differences(measurements: _Measurements, probes: Probes) -> Iterator[Finding]:
     """Yield the first cause of rewards that differ for the same text."""
     # In this order, because a reward that is random also differs by order and by batch.
-    other_calls = {"unstable": measured.again, "order": measured.backwards, "batch": measured.alone}
+    together = measurements.together
+    other_calls = {"unstable": measurements.again, "order": measurements.backwards, "batch": measurements.alone}
     for kind, rewards in other_calls.items():
-        gaps = np.nan_to_num(np.abs(rewards - measured.together))
+        gaps = np.nan_to_num(np.abs(rewards - together))
         index = int(gaps.argmax())
+
+        # Relative for large rewards, whose last digits differ more.
         if gaps[index] > _ROUNDING * max(1.0, abs(rewards[index])):
-            yield _finding(kind, f"{measured.together[index]:.4g} and {rewards[index]:.4g} for {_where(probes, index)}")
+            yield _finding(kind, f"{together[index]:.4g} and {rewards[index]:.4g} for {_where(probes, index)}")
             return
 
 
-def _uses_references(measured: _Measured) -> bool:
+def _uses_references(measurements: _Measurements) -> bool:
     """Return True if other references change the reward of a text by more than the noise."""
-    is_unchanged = np.abs(measured.others - measured.rewards) <= measured.noise
-    return not is_unchanged[~np.isnan(measured.together)].all()
+    is_unchanged = np.abs(measurements.others - measurements.rewards) <= measurements.noise
+    return not is_unchanged[~np.isnan(measurements.together)].all()
 
 
-def _compared_with_references(measured: _Measured, probes: Probes) -> dict[str, list[_Case]]:
+def _compared_with_references(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
     """Return the cases of each probe: its texts, compared with the reward of their sample's reference.
 
     If the reward does not use references, a sample's own one is no standard: the best of all is taken.
     """
-    rewards = measured.rewards
+    rewards = measurements.rewards
     lowest = np.nanmin(rewards)
     references = probes.of("reference")
     best = max((rewards[index] for index in references.values()), default=np.nanmax(rewards))
-    uses_references = _uses_references(measured)
+    uses_references = _uses_references(measurements)
 
     cases: dict[str, list[_Case]] = {}
     for probe in dict.fromkeys(probes.names):
@@ -367,20 +372,20 @@ def _compared_with_references(measured: _Measured, probes: Probes) -> dict[str, 
             if not uses_references:
                 cases[probe].append(_Case(index, rewards[index], best))
             # A reference that pays no more than the worst text says nothing about the others: all pay as much.
-            elif sample_id in references and _is_more(rewards[references[sample_id]], lowest, measured.noise):
+            elif sample_id in references and _is_more(rewards[references[sample_id]], lowest, measurements.noise):
                 cases[probe].append(_Case(index, rewards[index], rewards[references[sample_id]]))
     return cases
 
 
-def _undeserved(measured: _Measured, probes: Probes) -> dict[str, list[_Case]]:
+def _undeserved(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
     """Return the cases of each kind in which a text pays too much, or a reference too little."""
-    rewards = measured.rewards
-    noise = measured.noise
+    rewards = measurements.rewards
+    noise = measurements.noise
     lowest = np.nanmin(rewards)
-    compared = _compared_with_references(measured, probes)
+    compared = _compared_with_references(measurements, probes)
     as_much_as_reference = dict(_OF_ANY_REWARD)
     more_than_reference = {probe: "verbosity" for probe in N_WORDS}
-    if _uses_references(measured):
+    if _uses_references(measurements):
         as_much_as_reference |= _OF_COMPARISONS
         more_than_reference["truncated"] = "truncation"
 
@@ -398,24 +403,24 @@ def _undeserved(measured: _Measured, probes: Probes) -> dict[str, list[_Case]]:
             if _is_more(case.reward, case.compared_with, noise):
                 undeserved[kind].append(case)
 
-    if _uses_references(measured):
+    if _uses_references(measurements):
         for index in probes.of("reference").values():
             if not _is_more(rewards[index], lowest, noise):
                 undeserved["reference"].append(_Case(index, rewards[index], lowest))
     return undeserved
 
 
-def _changed_by_space(measured: _Measured, probes: Probes) -> dict[str, list[_Case]]:
+def _changed_by_space(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
     """Return the references that pay another amount with white space around them, or with more padding."""
-    rewards = measured.rewards
+    rewards = measurements.rewards
     references = probes.of("reference")
     cases: dict[str, list[_Case]] = {}
     for probe, kind in {"whitespace": "whitespace", "padded": "padding"}.items():
         compared = probes.of(probe).items()
         cases[kind] = [_Case(index, rewards[index], rewards[references[id]]) for id, index in compared]
-    cases["padding"] += [_Case(index, measured.wider[index], rewards[index]) for index in references.values()]
+    cases["padding"] += [_Case(index, measurements.wider[index], rewards[index]) for index in references.values()]
 
-    noise = measured.noise
+    noise = measurements.noise
     changed: dict[str, list[_Case]] = {}
     for kind, compared_texts in cases.items():
         changed[kind] = []

@@ -284,7 +284,7 @@ def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> lis
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"SPICE took more than {timeout:g} s for {len(request)} texts") from error
 
-        # The exit status alone is not enough: without an output file there is nothing to read, whatever it is.
+        # A file of a program that failed may be incomplete, and one that ended well may have written none.
         if result.returncode or not output_file.is_file():
             raise RuntimeError(f"SPICE failed (exit status {result.returncode}): {result.stderr[-_SHOWN:].strip()}")
         return json.loads(output_file.read_text(encoding="utf-8"))

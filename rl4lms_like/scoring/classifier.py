@@ -426,7 +426,7 @@ def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterato
         n_eos = row.count(eos_token_id) if eos_token_id is not None else 0
         by_n_eos.setdefault(n_eos, []).append(index)
 
-    # `batches_by_length` counts within the group.
+    # `batches_by_length` returns positions within the group, not indices of rows.
     for group in by_n_eos.values():
         for positions in batches_by_length([rows[index] for index in group], batch_size):
             yield [group[position] for position in positions]
