@@ -26,7 +26,10 @@ class AnswerReward(ScoreReward):
     penalty: Finite = 0.0
 
     def scores(self, texts: Texts) -> Sequence[float]:
-        return [self.reward if is_right else self.penalty for is_right in super().scores(texts)]
+        rewards = []
+        for is_right in super().scores(texts):
+            rewards.append(self.reward if is_right else self.penalty)
+        return rewards
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -95,9 +96,16 @@ def n_calls(reward: AnyReward, probes: Probes) -> int:
     """Return the maximum number of calls that an audit makes of a reward, or of all its parts together."""
     total = 0
     for leaf in leaves(reward):
+        # Each text alone, and five calls with all texts or, once some have failed, with the others.
+        if is_batched(leaf.reward):
+            total += len(probes) + 5
+            continue
+
+        # A reward of tokens is called for each token: of each text alone, of all texts five times, and of the
+        # references with more padding.
         per_text = [_calls_of(leaf, episode) for episode in probes.episodes]
-        n_references = sum(per_text[index] for index in probes.of("reference").values())
-        total += len(probes) + 5 if is_batched(leaf.reward) else 6 * sum(per_text) + n_references
+        n_with_padding = sum(per_text[index] for index in probes.of("reference").values())
+        total += 6 * sum(per_text) + n_with_padding
     return total
 
 
@@ -111,22 +119,30 @@ def audit_reward(reward: AnyReward, probes: Probes) -> list[AuditedReward]:
     Each text is scored alone, and four times together with all others: twice in the same order, in reverse order, and
     with other references. Texts for which the reward fails are not scored together.
     """
-    by_part = {leaf.name: _measured(leaf, probes) for leaf in leaves(reward)}
+    by_part = {leaf.name: _measure(leaf, probes) for leaf in leaves(reward)}
     if not isinstance(reward, RewardOfParts):
-        return [_audited("", measured, probes) for measured in by_part.values()]
-    return [_audited(name, measured, probes) for name, measured in [("", _sum(by_part)), *by_part.items()]]
+        return [_audit_result("", measurements, probes) for measurements in by_part.values()]
+
+    # The whole reward is the sum of what its parts returned: it is not called once more.
+    by_name = {"": _sum(by_part), **by_part}
+    return [_audit_result(name, measurements, probes) for name, measurements in by_name.items()]
 
 
-def _audited(name: str, measured: _Measured, probes: Probes) -> AuditedReward:
-    of_probe = {probe: list(probes.of(probe).values()) for probe in dict.fromkeys(probes.names)}
+def _audit_result(name: str, measurements: _Measurements, probes: Probes) -> AuditedReward:
+    mean_rewards = {}
+    for probe in dict.fromkeys(probes.names):
+        indices = list(probes.of(probe).values())
+        mean_rewards[probe] = float(np.mean(measurements.rewards[indices]))
+
+    # The time of a usual response, so without the texts of 300 and 1200 words.
     short = [index for index, probe in enumerate(probes.names) if probe not in N_WORDS]
     return AuditedReward(
-        name,
-        {probe: float(np.mean(measured.paid[indices])) for probe, indices in of_probe.items()},
-        sorted(_findings(measured, probes), key=lambda finding: list(KINDS).index(finding.kind)),
-        float(np.median(measured.seconds[short])) * 1000,
-        measured.seconds_together / len(probes) * 1000,
-        list(measured.errors.values()),
+        name=name,
+        rewards=mean_rewards,
+        findings=sorted(_findings(measurements, probes), key=lambda finding: list(KINDS).index(finding.kind)),
+        ms_alone=float(np.median(measurements.seconds[short])) * 1000,
+        ms_together=measurements.seconds_together / len(probes) * 1000,
+        errors=list(measurements.errors.values()),
     )
 
 
@@ -134,7 +150,7 @@ def _audited(name: str, measured: _Measured, probes: Probes) -> AuditedReward:
 
 
 @dataclass
-class _Measured:
+class _Measurements:
     """Rewards `[n]` of all probes in each way of calling, NaN where a call failed, with times and errors."""
 
     alone: np.ndarray  # one text per call
@@ -149,9 +165,14 @@ class _Measured:
     errors: dict[tuple[int, ...], str]  # indices of the texts of a failed call -> message
 
     @property
-    def paid(self) -> np.ndarray:
+    def rewards(self) -> np.ndarray:
         """Reward of each text in the first call with all texts; where that failed, alone."""
         return np.where(np.isnan(self.together), self.alone, self.together)
+
+    @property
+    def noise(self) -> float:
+        """Largest difference of two rewards of one text: smaller differences mean nothing."""
+        return max(_ROUNDING, np.nan_to_num(np.abs(self.again - self.together)).max())
 
 
 @dataclass
@@ -165,43 +186,74 @@ class _Calls:
         """Return the rewards of the episodes with these indices, NaN for others, and the seconds of the call."""
         rewards = np.full(len(episodes), np.nan)
         chosen = [episodes[index] for index in indices]
-        began = time.perf_counter()
+
+        start = time.perf_counter()
         try:
-            of_tokens = score_episodes(self.leaf.reward, chosen)
+            token_rewards = score_episodes(self.leaf.reward, chosen)
         except RewardError as error:
             self.errors[tuple(indices)] = str(error)
-            return rewards, time.perf_counter() - began
-        seconds = time.perf_counter() - began
-        starts = np.cumsum([0, *(episode.n_actions for episode in chosen[:-1])])
-        rewards[list(indices)] = self.leaf.weight * np.add.reduceat(of_tokens.astype(float), starts)
+            return rewards, time.perf_counter() - start
+        seconds = time.perf_counter() - start
+
+        # Sum over each episode of the flat `[n_tokens]` rewards, from its first token to that of the next episode.
+        lengths = [episode.n_actions for episode in chosen]
+        first_tokens = np.cumsum([0, *lengths[:-1]])
+        rewards[list(indices)] = self.leaf.weight * np.add.reduceat(token_rewards.astype(float), first_tokens)
         return rewards, seconds
 
 
-def _measured(leaf: Leaf, probes: Probes) -> _Measured:
-    episodes, everything = probes.episodes, list(range(len(probes)))
-    call, call_changed = _Calls(leaf), _Calls(leaf)
+def _measure(leaf: Leaf, probes: Probes) -> _Measurements:
+    """Call a reward without parts in all ways; see `_Measurements`."""
+    episodes = probes.episodes
+    everything = list(range(len(probes)))
+    call = _Calls(leaf)
     together, seconds_together = call(episodes, everything)  # before timing anything: this call loads models
-    alone, seconds = np.full((2, len(probes)), np.nan)
+
+    # Each text alone. If the first texts and all texts together fail, the reward fails for all: a server that is down
+    # would otherwise get a request, with all retries, for each text.
+    alone = np.full(len(probes), np.nan)
+    seconds = np.full(len(probes), np.nan)
     for index in everything:
         rewards, seconds[index] = call(episodes, [index])
         alone[index] = rewards[index]
         if index + 1 == _N_TRIED and len(call.errors) == _N_TRIED + 1:
-            break  # a server that is down is not asked for each text
+            break
+
+    # If some texts fail, the comparisons between the calls are over the others.
     chosen = everything
     if tuple(everything) in call.errors and not np.isnan(alone).all():
         chosen = [index for index in everything if not np.isnan(alone[index])]
         del call.errors[tuple(everything)]
         together, _ = call(episodes, chosen)
+
+    # Failures with changed references or arrays are not reported: no sample of the task has these.
+    call_changed = _Calls(leaf)
     again = backwards = others = np.full(len(probes), np.nan)
     wider = together.copy()
     if not np.isnan(together).all():
         again, seconds_together = call(episodes, chosen)
         backwards, _ = call(episodes, chosen[::-1])
         others, _ = call_changed([_with_other_references(episode) for episode in episodes], chosen)
-        for index in () if is_batched(leaf.reward) else probes.of("reference").values():  # batched ones get no arrays
-            wider[index] = call_changed([_with_more_padding(episode) for episode in episodes], [index])[0][index]
-    per_call = seconds / [_calls_of(leaf, episode) for episode in episodes]
-    return _Measured(alone, together, again, backwards, others, wider, seconds, per_call, seconds_together, call.errors)
+
+        # Only rewards for tokens can read the padded arrays; batched ones get texts.
+        if not is_batched(leaf.reward):
+            wider_episodes = [_with_more_padding(episode) for episode in episodes]
+            for index in probes.of("reference").values():
+                rewards, _ = call_changed(wider_episodes, [index])
+                wider[index] = rewards[index]
+
+    return _Measurements(
+        alone=alone,
+        together=together,
+        again=again,
+        backwards=backwards,
+        others=others,
+        wider=wider,
+        seconds=seconds,
+        seconds_per_call=seconds / [_calls_of(leaf, episode) for episode in episodes],
+        seconds_together=seconds_together,
+        errors=call.errors,
+    )
 
 
 def _with_other_references(episode: Observation) -> Observation:
@@ -210,97 +262,177 @@ def _with_other_references(episode: Observation) -> Observation:
 
 
 def _with_more_padding(episode: Observation) -> Observation:
-    layout = episode.layout
-    lengths = layout.max_prompt_length + N_PAD, layout.max_context_length + N_PAD
-    return replace(episode, layout=replace(layout, max_prompt_length=lengths[0], max_context_length=lengths[1]))
+    layout = replace(
+        episode.layout,
+        max_prompt_length=episode.layout.max_prompt_length + N_PAD,
+        max_context_length=episode.layout.max_context_length + N_PAD,
+    )
+    return replace(episode, layout=layout)
 
 
-def _sum(by_part: Mapping[str, _Measured]) -> _Measured:
+def _sum(by_part: Mapping[str, _Measurements]) -> _Measurements:
+    """Return the measurements of a weighted sum, from those of its parts; a text that fails in one part is NaN."""
     parts = list(by_part.values())
-    sums = {name: sum(getattr(part, name) for part in parts) for name in vars(parts[0]) if name != "errors"}
-    errors = {key: f"part {name!r}: {text}" for name, part in by_part.items() for key, text in part.errors.items()}
-    return _Measured(**sums, errors=errors)
+    sums: dict[str, Any] = {}
+    for name in vars(parts[0]):
+        if name != "errors":
+            sums[name] = sum(getattr(part, name) for part in parts)
+
+    errors = {}
+    for name, part in by_part.items():
+        for indices, message in part.errors.items():
+            errors[indices] = f"part {name!r}: {message}"
+    return _Measurements(**sums, errors=errors)
 
 
 # --- findings --------------------------------------------------------------------------------------------------------
 
 
-def _findings(measured: _Measured, probes: Probes) -> Iterator[Finding]:
-    paid = measured.paid
-    known = paid[~np.isnan(paid)]
-    alone_fails = bool(np.isnan(measured.alone).all() and len(known))
-    if measured.errors:
-        indices, text = next(iter(measured.errors.items()))
+class _Case(NamedTuple):
+    """Text for which a reward may pay the wrong amount, and the reward that it is compared with."""
+
+    text_index: int
+    reward: float
+    compared_with: float
+
+
+def _findings(measurements: _Measurements, probes: Probes) -> Iterator[Finding]:
+    rewards = measurements.rewards
+    known = rewards[~np.isnan(rewards)]
+    if measurements.errors:
+        indices, message = next(iter(measurements.errors.items()))
         where = _where(probes, indices[0]) if len(indices) == 1 else "all texts together"
-        yield _finding("alone" if alone_fails else "failure", f"{where}: {text} ({len(measured.errors)} failed calls)")
+        fails_alone = bool(np.isnan(measurements.alone).all() and len(known))
+        kind = "alone" if fails_alone else "failure"
+        yield _finding(kind, f"{where}: {message} ({len(measurements.errors)} failed calls)")
     if not len(known):
         return
-    yield from _differences(measured, probes)
+    yield from _differences(measurements, probes)
+
+    # If all texts pay the same, every comparison below would be a finding.
     if np.ptp(known) <= _ROUNDING:
         yield _finding("constant", f"{known[0]:.3g}")
         return
     if np.abs(known).max() > LARGEST:
-        index = int(np.nanargmax(np.abs(paid)))
-        yield _finding("magnitude", f"{paid[index]:.3g} for {_where(probes, index)}")
-    for kind, cases in _payments(measured, probes).items():
+        index = int(np.nanargmax(np.abs(rewards)))
+        yield _finding("magnitude", f"{rewards[index]:.3g} for {_where(probes, index)}")
+
+    # Of each kind, the case with the largest difference is shown.
+    for kind, cases in (_undeserved(measurements, probes) | _changed_by_space(measurements, probes)).items():
         if cases:
-            index, reward, other = max(cases, key=lambda case: abs(case[1] - case[2]))
-            n_samples = len({probes.episodes[case[0]].sample.id for case in cases})
-            numbers = f"{reward:.3g} against {other:.3g} for {_where(probes, index)}"
+            worst = max(cases, key=lambda case: abs(case.reward - case.compared_with))
+            n_samples = len({probes.episodes[case.text_index].sample.id for case in cases})
+            numbers = f"{worst.reward:.3g} against {worst.compared_with:.3g} for {_where(probes, worst.text_index)}"
             yield _finding(kind, f"{numbers}; {n_samples} of {len(probes.samples)} samples")
-    long, very_long = (measured.seconds_per_call[probes.names.index(name)] * 1000 for name in N_WORDS)
-    if very_long > max(_MIN_MS, _MAX_GROWTH * long):
-        yield _finding("slow", f"{very_long:.0f} ms against {long:.0f} ms")
+
+    # Four times the words should take about four times as long; short times are mostly overhead.
+    ms_per_call = measurements.seconds_per_call * 1000
+    long_ms = ms_per_call[probes.names.index("long")]
+    very_long_ms = ms_per_call[probes.names.index("very_long")]
+    if very_long_ms > max(_MIN_MS, _MAX_GROWTH * long_ms):
+        yield _finding("slow", f"{very_long_ms:.0f} ms against {long_ms:.0f} ms")
 
 
-def _differences(measured: _Measured, probes: Probes) -> Iterator[Finding]:
+def _differences(measurements: _Measurements, probes: Probes) -> Iterator[Finding]:
     """Yield the first cause of rewards that differ for the same text."""
-    ways = {"unstable": measured.again, "order": measured.backwards, "batch": measured.alone}
-    for kind, rewards in ways.items():
-        gaps = np.nan_to_num(np.abs(rewards - measured.together))
+    # In this order, because a reward that is random also differs by order and by batch.
+    together = measurements.together
+    other_calls = {"unstable": measurements.again, "order": measurements.backwards, "batch": measurements.alone}
+    for kind, rewards in other_calls.items():
+        gaps = np.nan_to_num(np.abs(rewards - together))
         index = int(gaps.argmax())
+
+        # Relative for large rewards, whose last digits differ more.
         if gaps[index] > _ROUNDING * max(1.0, abs(rewards[index])):
-            yield _finding(kind, f"{measured.together[index]:.4g} and {rewards[index]:.4g} for {_where(probes, index)}")
+            yield _finding(kind, f"{together[index]:.4g} and {rewards[index]:.4g} for {_where(probes, index)}")
             return
 
 
-def _payments(measured: _Measured, probes: Probes) -> dict[str, list[tuple[int, float, float]]]:
-    """Return the cases of each kind: index of the text, its reward, the reward that it is compared with."""
-    paid, references = measured.paid, probes.of("reference")
-    low, high = np.nanmin(paid), np.nanmax(paid)
-    noise = max(_ROUNDING, np.nan_to_num(np.abs(measured.again - measured.together)).max())
-    uses_references = not (np.abs(measured.others - paid) <= noise)[~np.isnan(measured.together)].all()
-    best = max((paid[index] for index in references.values()), default=high)
+def _uses_references(measurements: _Measurements) -> bool:
+    """Return True if other references change the reward of a text by more than the noise."""
+    is_unchanged = np.abs(measurements.others - measurements.rewards) <= measurements.noise
+    return not is_unchanged[~np.isnan(measurements.together)].all()
 
-    def is_more(reward: float, other: float) -> bool:
-        return reward > other + max(noise, TOLERANCE * max(abs(reward), abs(other)))
 
-    def against(probe: str) -> Iterator[tuple[int, float, float]]:
-        """Yield the cases of a probe; a reward that does not use references is compared with its best reference."""
-        for id, index in probes.of(probe).items():
+def _compared_with_references(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
+    """Return the cases of each probe: its texts, compared with the reward of their sample's reference.
+
+    If the reward does not use references, a sample's own one is no standard: the best of all is taken.
+    """
+    rewards = measurements.rewards
+    lowest = np.nanmin(rewards)
+    references = probes.of("reference")
+    best = max((rewards[index] for index in references.values()), default=np.nanmax(rewards))
+    uses_references = _uses_references(measurements)
+
+    cases: dict[str, list[_Case]] = {}
+    for probe in dict.fromkeys(probes.names):
+        cases[probe] = []
+        for sample_id, index in probes.of(probe).items():
             if not uses_references:
-                yield index, paid[index], best
-            elif id in references and is_more(paid[references[id]], low):  # otherwise every text pays as much
-                yield index, paid[index], paid[references[id]]
+                cases[probe].append(_Case(index, rewards[index], best))
+            # A reference that pays no more than the worst text says nothing about the others: all pay as much.
+            elif sample_id in references and _is_more(rewards[references[sample_id]], lowest, measurements.noise):
+                cases[probe].append(_Case(index, rewards[index], rewards[references[sample_id]]))
+    return cases
 
-    found: dict[str, list[tuple[int, float, float]]] = {}
-    for probe, kind in (_OF_ANY_REWARD | (_OF_COMPARISONS if uses_references else {})).items():
-        cases = [case for case in against(probe) if not is_more(case[2], case[1]) and is_more(case[1], low)]
-        found[kind] = found.get(kind, []) + cases
-    long = [case for probe in N_WORDS for case in against(probe)]
-    found["verbosity"] = [case for case in long if is_more(case[1], case[2])]
-    if uses_references:
-        found["truncation"] = [case for case in against("truncated") if is_more(case[1], case[2])]
-        unpaid = [index for index in references.values() if not is_more(paid[index], low)]
-        found["reference"] = [(index, paid[index], low) for index in unpaid]
-    wrapped, padded = (
-        [(index, paid[index], paid[references[id]]) for id, index in probes.of(probe).items()]
-        for probe in ("whitespace", "padded")
-    )
-    padded += [(index, measured.wider[index], paid[index]) for index in references.values()]
-    for kind, cases in (("whitespace", wrapped), ("padding", padded)):
-        found[kind] = [case for case in cases if is_more(*case[1:]) or is_more(*case[:0:-1])]
-    return found
+
+def _undeserved(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
+    """Return the cases of each kind in which a text pays too much, or a reference too little."""
+    rewards = measurements.rewards
+    noise = measurements.noise
+    lowest = np.nanmin(rewards)
+    compared = _compared_with_references(measurements, probes)
+    as_much_as_reference = dict(_OF_ANY_REWARD)
+    more_than_reference = {probe: "verbosity" for probe in N_WORDS}
+    if _uses_references(measurements):
+        as_much_as_reference |= _OF_COMPARISONS
+        more_than_reference["truncated"] = "truncation"
+
+    # Texts that should pay less than a reference. The lowest of all rewards is never too much.
+    undeserved: dict[str, list[_Case]] = {kind: [] for kind in KINDS}
+    for probe, kind in as_much_as_reference.items():
+        for case in compared.get(probe, []):
+            pays_as_much = not _is_more(case.compared_with, case.reward, noise)
+            if pays_as_much and _is_more(case.reward, lowest, noise):
+                undeserved[kind].append(case)
+
+    # Texts that may pay as much, but not more: a long text can be right, half a reference can be enough.
+    for probe, kind in more_than_reference.items():
+        for case in compared.get(probe, []):
+            if _is_more(case.reward, case.compared_with, noise):
+                undeserved[kind].append(case)
+
+    if _uses_references(measurements):
+        for index in probes.of("reference").values():
+            if not _is_more(rewards[index], lowest, noise):
+                undeserved["reference"].append(_Case(index, rewards[index], lowest))
+    return undeserved
+
+
+def _changed_by_space(measurements: _Measurements, probes: Probes) -> dict[str, list[_Case]]:
+    """Return the references that pay another amount with white space around them, or with more padding."""
+    rewards = measurements.rewards
+    references = probes.of("reference")
+    cases: dict[str, list[_Case]] = {}
+    for probe, kind in {"whitespace": "whitespace", "padded": "padding"}.items():
+        compared = probes.of(probe).items()
+        cases[kind] = [_Case(index, rewards[index], rewards[references[id]]) for id, index in compared]
+    cases["padding"] += [_Case(index, measurements.wider[index], rewards[index]) for index in references.values()]
+
+    noise = measurements.noise
+    changed: dict[str, list[_Case]] = {}
+    for kind, compared_texts in cases.items():
+        changed[kind] = []
+        for case in compared_texts:
+            pays_more = _is_more(case.reward, case.compared_with, noise)
+            if pays_more or _is_more(case.compared_with, case.reward, noise):
+                changed[kind].append(case)
+    return changed
+
+
+def _is_more(reward: float, other: float, noise: float) -> bool:
+    return reward > other + max(noise, TOLERANCE * max(abs(reward), abs(other)))
 
 
 def _finding(kind: str, numbers: str) -> Finding:

@@ -21,6 +21,14 @@ class RewardFunction(ABC):
         terminal: True declares that the reward is 0 while `done` is False. It is then called for last tokens only.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
+
+    Example:
+        >>> class ShortAnswer(RewardFunction):
+        ...     terminal = True
+        ...
+        ...     def __call__(self, prev_observation, action, current_observation, done, meta_info=None):
+        ...         n_words = len(current_observation.context_text.split())
+        ...         return 1.0 if done and n_words <= 20 else 0.0
     """
 
     terminal: ClassVar[bool] = False
@@ -57,6 +65,15 @@ class BatchedRewardFunction(ABC):
             only. Otherwise it is called with every transition of every episode; `gen_texts` are the texts so far.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
+
+    Example:
+        >>> class FullStop(BatchedRewardFunction):
+        ...     terminal = True
+        ...
+        ...     def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+        ...         return [float(done and text.endswith(".")) for text, done in zip(gen_texts, dones)]
+        >>> FullStop()(["Why?"] * 2, ["It is so.", "It"], [[], []], [True, True])
+        [1.0, 0.0]
     """
 
     terminal: ClassVar[bool] = False
@@ -110,6 +127,7 @@ class RewardOfParts(RewardFunction):
     @property
     def needs_references(self) -> bool:  # type: ignore[override]
         """True if one of the parts fails on samples without references."""
+        # By `getattr`, because in Python a part may be any callable with the signature of a reward.
         return any(getattr(part.reward, "needs_references", False) for part in self.parts)
 
     def state_dict(self) -> dict[str, Any]:
@@ -118,5 +136,5 @@ class RewardOfParts(RewardFunction):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
-        for part, own in zip(self.parts, state["parts"], strict=True):
-            load_state(part.reward, own)
+        for part, part_state in zip(self.parts, state["parts"], strict=True):
+            load_state(part.reward, part_state)

@@ -51,16 +51,24 @@ def score_transition(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> float:
     """Return the reward of one token; a batched reward is called with a batch of one. Errors as in `score_episodes`."""
-    return score_transition_in_parts(reward_fn, previous, action, current, done).total
+    return score_transition_in_parts(reward_fn, previous, action=action, current=current, done=done).total
 
 
 def score_transition_in_parts(
     reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
 ) -> TransitionRewards:
     """Return the reward of one token and the contribution of each part; a `RewardError` names the failing part."""
-    parts = _parts(reward_fn, lambda own: np.asarray([_score_of_transition(own, previous, action, current, done)]))
-    total = float(_total(reward_fn, parts)[0])
-    return TransitionRewards(total, {name: float(paid[0]) for name, paid in parts.items() if name})
+
+    def score(leaf_reward: AnyReward) -> np.ndarray:
+        if is_terminal(leaf_reward) and not done:
+            return np.zeros(1)
+        if isinstance(leaf_reward, BatchedRewardFunction):
+            return np.asarray(_scores_of_batch(leaf_reward, [current], [done]))
+        return np.asarray([_score_of_token(leaf_reward, previous, current, action=action, done=done)])
+
+    scores = _weighted_scores(reward_fn, score)
+    total = float(_total(reward_fn, scores)[0])
+    return TransitionRewards(total, {name: float(part[0]) for name, part in scores.items() if name})
 
 
 def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
@@ -81,27 +89,30 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
 
 def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation]) -> TokenRewards:
     """Return what `score_episodes` does and the contribution of each part; a `RewardError` names the failing part."""
-    parts = _parts(reward_fn, lambda own: _scores_of_episodes(own, episodes))
-    total = _total(reward_fn, parts).astype(np.float32)
-    return TokenRewards(total, {name: paid for name, paid in parts.items() if name})
+    scores = _weighted_scores(reward_fn, lambda leaf_reward: _scores_of_episodes(leaf_reward, episodes))
+    total = _total(reward_fn, scores).astype(np.float32)
+    return TokenRewards(total, {name: part for name, part in scores.items() if name})
 
 
-def _parts(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> dict[str, np.ndarray]:
+def _weighted_scores(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weighted scores of each part, by name; the name of a reward without parts is empty."""
-    parts: dict[str, np.ndarray] = {}
+    scores: dict[str, np.ndarray] = {}
     for leaf in leaves(reward_fn):
         try:
-            paid = leaf.weight * score(leaf.reward)
+            weighted = leaf.weight * score(leaf.reward)
         except RewardError as error:
             if not leaf.name:
                 raise
             raise RewardError(f"part {leaf.name!r}: {error}") from error
-        parts[leaf.name] = parts.get(leaf.name, 0.0) + paid
-    return parts
+
+        # `CombinedReward` refuses equal names, another `RewardOfParts` may have them: such parts are logged as one.
+        scores[leaf.name] = scores.get(leaf.name, 0.0) + weighted
+    return scores
 
 
-def _total(reward_fn: AnyReward, parts: Mapping[str, np.ndarray]) -> np.ndarray:
-    total = np.asarray(sum(parts.values()))
+def _total(reward_fn: AnyReward, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+    total = np.asarray(sum(scores.values()))
+    # Each part is finite, but a sum or a weight may leave float32's range. `~(x <= limit)` is also True for NaN.
     invalid = ~(np.abs(total) <= _LARGEST)
     if invalid.any():
         raise RewardError(f"the parts of {_name(reward_fn)} add up to {total[invalid][0]:g}; expected a finite number")
@@ -121,6 +132,8 @@ def leaves(reward_fn: AnyReward) -> Iterator[Leaf]:
     if not isinstance(reward_fn, RewardOfParts):
         yield Leaf("", 1.0, reward_fn)
         return
+
+    # The weights along a path multiply: a part of weight 0.5 in a sum of weight 2 counts once.
     for part in reward_fn.parts:
         for leaf in leaves(part.reward):
             name = f"{part.label}/{leaf.name}" if leaf.name else part.label
@@ -132,55 +145,70 @@ def is_batched(reward_fn: AnyReward) -> bool:
     return any(isinstance(leaf.reward, BatchedRewardFunction) for leaf in leaves(reward_fn))
 
 
-def _score_of_transition(
-    reward_fn: AnyReward, previous: Observation, action: int, current: Observation, done: bool
-) -> float:
-    if is_terminal(reward_fn) and not done:
-        return 0.0
-    if isinstance(reward_fn, BatchedRewardFunction):
-        return _scores_of_batch(reward_fn, [current], [done])[0]
-    return _score_of_token(reward_fn, previous, action, current, done)
-
-
 def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
     """Return the scores of all tokens, flat `[n_tokens]` float64; a terminal reward is called for last tokens only."""
     lengths = [episode.n_actions for episode in episodes]
-    terminal = is_terminal(reward_fn)
-    spans = [range(length if terminal else 1, length + 1) for length in lengths]
-    pairs = list(zip(episodes, spans, strict=True))
+    scores_last_token_only = is_terminal(reward_fn)
+
+    # States to score, by their number of actions: 1 to n_actions of every episode, or n_actions alone.
+    scored_states: list[tuple[Observation, range]] = []
+    for episode, length in zip(episodes, lengths, strict=True):
+        first = length if scores_last_token_only else 1
+        scored_states.append((episode, range(first, length + 1)))
+
+    scores: list[float] = []
     if isinstance(reward_fn, BatchedRewardFunction):
-        states = [episode.after(n_actions) for episode, span in pairs for n_actions in span]
-        scores = _scores_of_batch(reward_fn, states, [n_actions == span[-1] for span in spans for n_actions in span])
+        states = []
+        dones = []
+        for episode, span in scored_states:
+            states += [episode.after(n_actions) for n_actions in span]
+            dones += [n_actions == episode.n_actions for n_actions in span]
+        scores = _scores_of_batch(reward_fn, states, dones)
     else:
-        scores = [score for episode, span in pairs for score in _scores_of_tokens(reward_fn, episode, span)]
+        for episode, span in scored_states:
+            scores += _scores_of_tokens(reward_fn, episode, span)
+
+    # The last token of episode i is at index sum(lengths[:i + 1]) - 1; the other tokens keep a reward of 0.
     rewards = np.zeros(sum(lengths))
-    rewards[np.cumsum(lengths, dtype=int) - 1 if terminal else slice(None)] = scores
+    if scores_last_token_only:
+        rewards[np.cumsum(lengths, dtype=int) - 1] = scores
+    else:
+        rewards[:] = scores
     return rewards
 
 
 def is_terminal(reward_fn: AnyReward) -> bool:
     """Return True if the reward is declared to be 0 before the last token."""
+    # By `getattr`, because in Python a reward may be any callable with the signature of a `RewardFunction`.
     return bool(getattr(reward_fn, "terminal", False))
 
 
-def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: range) -> Iterator[float]:
+def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: range) -> list[float]:
+    """Return the scores of an episode's tokens, each identified by the number of actions after it."""
+    scores = []
     previous = episode.after(span[0] - 1)
     for n_actions in span:
-        current = episode.after(n_actions)
         action = int(episode.action_ids[n_actions - 1])
-        yield _score_of_token(reward_fn, previous, action, current, n_actions == span[-1])
+        done = n_actions == episode.n_actions
+
+        # One object is the state after a token and before the next one, so its text is decoded once.
+        current = episode.after(n_actions)
+        scores.append(_score_of_token(reward_fn, previous, current, action=action, done=done))
         previous = current
+    return scores
 
 
 def _score_of_token(
-    reward_fn: RewardFunction, previous: Observation, action: int, current: Observation, done: bool
+    reward_fn: RewardFunction, previous: Observation, current: Observation, *, action: int, done: bool
 ) -> float:
+    # By position, because users' rewards may name their parameters differently.
     try:
         score = reward_fn(previous, action, current, done, current.meta_info)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         raise RewardError(f"{_name(reward_fn)} failed on {_token(current)}: {raised(error)}") from error
+
     number = _finite(score)
     if number is None:
         where = _token(current)
@@ -198,19 +226,30 @@ def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> in
     The variables are those of the error's traceback, innermost first. Calling the reward again with single texts would
     be more reliable, but it may be remote or paid.
     """
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]  # the first is the caller's
-    for value in (value for frame in reversed(frames) for value in frame.f_locals.values()):
-        if not isinstance(value, str | dict) or not value:  # the type first: the truth value of an array is an error
+    # The first frame is the caller's, which has no variable of one sample.
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
+    values: list[Any] = []
+    for frame in reversed(frames):
+        values += frame.f_locals.values()
+
+    for value in values:
+        # The type comes first: the truth value of an array is an error.
+        if not isinstance(value, str | dict) or not value:
             continue
-        texts = [(one.context_text, one.prompt_or_input_text) for one in states]
-        found = [i for i, one in enumerate(states) if value is one.meta_info or value in texts[i]]
-        if found and len({states[index].sample.id for index in found}) == 1:
-            return found[0]
+        matching = []
+        for index, state in enumerate(states):
+            if value is state.meta_info or value in (state.context_text, state.prompt_or_input_text):
+                matching.append(index)
+
+        # A text that occurs in several samples, such as a common prompt, does not identify one of them.
+        if len({states[index].sample.id for index in matching}) == 1:
+            return matching[0]
     return None
 
 
 def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> list[float]:
     batch = f"a batch of {len(states)}, which starts with {named(states[0])}"
+    # By position, because users' rewards may name their parameters differently.
     try:
         scores = reward_fn(
             [state.prompt_or_input_text for state in states],
@@ -225,19 +264,23 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
         index = _sample_in_frames(error, states)
         where = batch if index is None else f"{batch}, probably at {named(states[index])}"
         raise RewardError(f"{_name(reward_fn)} failed on {where}: {raised(error)}") from error
+
     values = as_list(scores)
     if values is None:
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(scores)} for {batch}; expected {len(states)} numbers")
     if len(values) != len(states):
         raise RewardError(f"{_name(reward_fn)} returned {len(values)} values for {batch}; expected {len(states)}")
-    numbers = [_finite(value) for value in values]
-    if None in numbers:
-        first = numbers.index(None)
-        raise RewardError(
-            f"{_name(reward_fn)} returned {excerpt(values[first])} for {named(states[first])}, entry {first} of "
-            f"{batch}; expected one finite number"
-        )
-    return numbers  # type: ignore[return-value]
+
+    numbers = []
+    for index, value in enumerate(values):
+        number = _finite(value)
+        if number is None:
+            raise RewardError(
+                f"{_name(reward_fn)} returned {excerpt(value)} for {named(states[index])}, entry {index} of "
+                f"{batch}; expected one finite number"
+            )
+        numbers.append(number)
+    return numbers
 
 
 def named(state: Observation) -> str:
@@ -247,21 +290,23 @@ def named(state: Observation) -> str:
 
 def texts_to_score(samples: Sequence[Sample], responses: Sequence[str]) -> list[dict[str, Any]]:
     """Return the inputs of a failed reward, one mapping per response, for the file that a failed run writes."""
-    return [
-        {
+    texts = []
+    for sample, response in zip(samples, responses, strict=True):
+        text = {
             "sample_id": sample.id,
             "prompt_text": sample.prompt_or_input_text,
             "generated_text": response,
             "references": list(sample.references),
             "meta_info": sample.meta_data,
         }
-        for sample, response in zip(samples, responses, strict=True)
-    ]
+        texts.append(text)
+    return texts
 
 
 def as_list(scores: Any) -> list[Any] | None:
     """Convert the result of a batched reward (sequence, array or tensor) to a list; None for anything else."""
     values = scores.tolist() if hasattr(scores, "tolist") else scores
+    # Texts, mappings and sets can be iterated, but their items are not scores in the order of the responses.
     if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__len__"):
         return None
     return list(values)
@@ -269,8 +314,11 @@ def as_list(scores: Any) -> list[Any] | None:
 
 def _finite(value: Any) -> float | None:
     """Return the value as a float, or None unless it is one finite number in float32's range."""
+    # `float` would accept "0.5".
     if isinstance(value, (str, bytes)):
         return None
+
+    # A tensor with several elements raises a RuntimeError, an array a TypeError.
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):

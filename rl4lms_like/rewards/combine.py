@@ -28,8 +28,11 @@ class CombinedReward(RewardOfParts):
         labels = [part.label for part in self.parts]
         if not labels:
             raise ValueError("rewards: the list is empty, so there is nothing to combine")
-        if twice := sorted({label for label in labels if labels.count(label) > 1}):
-            raise ValueError(f"rewards: {twice[0]!r} occurs more than once; give each part a distinct name")
+
+        # A label is the key under which a part is logged: two parts of one label would be logged as one.
+        repeated = sorted({label for label in labels if labels.count(label) > 1})
+        if repeated:
+            raise ValueError(f"rewards: {repeated[0]!r} occurs more than once; give each part a distinct name")
 
     @property
     def terminal(self) -> bool:  # type: ignore[override]
@@ -45,10 +48,12 @@ class CombinedReward(RewardOfParts):
         meta_info: dict[str, Any] | None = None,
     ) -> float:
         """Return the weighted sum for one token."""
-        return score_transition(self, prev_observation, action, current_observation, done)
+        # A run does not call the sum but its parts, each with all texts of a batch (`call.score_episodes_in_parts`).
+        return score_transition(self, prev_observation, action=action, current=current_observation, done=done)
 
 
 def shaped(reward: Any, name: str, shaping: Any, shaping_name: str) -> CombinedReward:
     """Return the sum of a reward and its `shaping_fn`; a shaping function of the same name gets a suffix."""
-    second = shaping_name if shaping_name != name else f"{shaping_name}_shaping"
-    return CombinedReward([RewardPart(reward, name=name), RewardPart(shaping, name=second)])
+    if shaping_name == name:
+        shaping_name = f"{shaping_name}_shaping"
+    return CombinedReward([RewardPart(reward, name=name), RewardPart(shaping, name=shaping_name)])

@@ -30,8 +30,10 @@ class CommonGenPenaltyShapingFunction(ScoreReward):
         self.prefix = prefix
 
     def per_text(self, texts: Texts) -> list[float]:
-        samples = zip(texts.prompts, texts.responses, texts.metas, strict=True)
-        return [repeat_penalty(prompt, generated, meta, prefix=self.prefix) for prompt, generated, meta in samples]
+        rewards = []
+        for prompt, response, meta_info in zip(texts.prompts, texts.responses, texts.metas, strict=True):
+            rewards.append(repeat_penalty(prompt, response, meta_info, prefix=self.prefix))
+        return rewards
 
 
 class BatchedCommonGenPenaltyShapingFunction(CommonGenPenaltyShapingFunction):
@@ -44,6 +46,7 @@ def repeat_penalty(
     """Return -1 if the sentence has the concepts in a row, the prefix, `generate` or `sentence`, in any case; or 0."""
     text = generated_text.lower()
     phrases = (concepts_in_a_row(prompt_text, meta_info, prefix=prefix), prefix, *INSTRUCTION_WORDS)
+    # As substrings, as in RL4LMs: a sentence with the word "generated" is punished, too.
     return -1.0 if any(phrase.lower() in text for phrase in phrases) else 0.0
 
 
@@ -52,10 +55,12 @@ def concepts_in_a_row(prompt_text: str, meta_info: Mapping[str, Any] | None = No
 
     For a prompt without the prefix they are `meta_info["concepts"]`, joined by spaces. Without any: a `ValueError`.
     """
-    _, found, behind = prompt_text.partition(prefix)
-    concepts = behind.partition(prefix)[0][:-1]
-    if found and concepts.strip():
+    # The prompt of `dog run field` is "generate a sentence with: dog run field." with one character as its end.
+    _, prefix_in_prompt, after_prefix = prompt_text.partition(prefix)
+    concepts = after_prefix.partition(prefix)[0][:-1]
+    if prefix_in_prompt and concepts.strip():
         return concepts
+
     listed: Sequence[str] = (meta_info or {}).get("concepts") or ()
     if not listed:
         raise ValueError(

@@ -51,8 +51,10 @@ class IntentAccuracy(ModelArguments, ScoreReward):
     model_name: str = DEFAULT_CLASSIFIER
 
     def __post_init__(self) -> None:
-        self.needs_references = self.shape
         self.intent = IntentMatch(self.model_name, batch_size=self.batch_size, device=self.device, dtype=self.dtype)
+
+        # Only METEOR compares with references, and only METEOR needs NLTK's data.
+        self.needs_references = self.shape
         if self.shape:
             require_data(self.needed_by, "punkt_tab", "wordnet")
 
@@ -60,5 +62,8 @@ class IntentAccuracy(ModelArguments, ScoreReward):
         rewards = [self.intent_coeff * match for match in self.intent.per_text(texts)]
         if not self.shape:
             return rewards
-        shaping = meteor(texts.responses, texts.references)
-        return [reward + self.auto_coeff * score for reward, score in zip(rewards, shaping, strict=True)]
+
+        # intent_coeff x [intent is right] + auto_coeff x METEOR: the match is 0 or 1, METEOR also separates responses
+        # of the right intent from each other.
+        meteor_scores = meteor(texts.responses, texts.references)
+        return [reward + self.auto_coeff * score for reward, score in zip(rewards, meteor_scores, strict=True)]

@@ -31,14 +31,19 @@ class LengthPenalty(LastTokenReward):
     min_reward: Annotated[float, Le(0)] = -1.0
 
     def score(self, observation: Observation) -> float:
+        # Only the tokens include the end token: the text is decoded without special tokens.
         if self.unit == "tokens":
-            return self.of_length(observation.n_actions)
-        text = observation.context_text
-        return self.of_length(len(text.split()) if self.unit == "words" else len(text))
+            length = observation.n_actions
+        elif self.unit == "words":
+            length = len(observation.context_text.split())
+        else:
+            length = len(observation.context_text)
+        return self.of_length(length)
 
     def of_length(self, length: int) -> float:
         """Return the reward of a response of that length."""
-        return max(self.min_reward, 0.0 - self.penalty * max(0, length - self.max_length))
+        excess = max(0, length - self.max_length)
+        return max(self.min_reward, 0.0 - self.penalty * excess)
 
 
 class SoftOverlong(LastTokenReward):
@@ -52,17 +57,20 @@ class SoftOverlong(LastTokenReward):
     def __init__(self, max_length: Count, cache: Count) -> None:
         if cache > max_length:
             raise ValueError(f"cache is {cache}, which exceeds max_length, {max_length}")
-        self.max_length, self.cache = max_length, cache
+        self.max_length = max_length
+        self.cache = cache
 
     def score(self, observation: Observation) -> float:
         return self.of_length(observation.n_actions)
 
     def of_length(self, length: int) -> float:
         """Return 0 up to L_max - L_cache, ((L_max - L_cache) - L) / L_cache up to L_max, else -1."""
-        free = self.max_length - self.cache
-        if length <= free:
+        free_length = self.max_length - self.cache
+        if length <= free_length:
             return 0.0
-        return (free - length) / self.cache if length <= self.max_length else -1.0
+        if length <= self.max_length:
+            return (free_length - length) / self.cache
+        return -1.0
 
 
 @dataclass(eq=False)
@@ -80,5 +88,13 @@ class RepetitionPenalty(ScoreReward):
     max_penalty: Annotated[float, Le(0)] = -1.0
 
     def per_text(self, texts: Texts) -> list[float]:
-        found = (list(ngrams(text.lower().split(), self.ngram_size)) for text in texts.responses)
-        return [(1 - len(set(each)) / len(each)) * self.max_penalty + 0.0 if each else 0.0 for each in found]
+        return [self._of_words(response.lower().split()) for response in texts.responses]
+
+    def _of_words(self, words: list[str]) -> float:
+        grams = list(ngrams(words, self.ngram_size))
+        if not grams:
+            return 0.0
+
+        # (1 - distinct / all n-grams) x max_penalty. The added 0 turns a reward of -0.0 (no repetition) into 0.0.
+        repeated = 1 - len(set(grams)) / len(grams)
+        return repeated * self.max_penalty + 0.0

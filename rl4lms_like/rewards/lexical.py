@@ -39,8 +39,10 @@ class RougeRewardFunction(ScoreReward):
         require_rouge(self.needed_by)
 
     def per_text(self, texts: Texts) -> list[float]:
-        types = (self.rouge_type,)
-        return rouge(texts.responses, texts.references, types, use_single_ref=self.use_single_ref)[self.rouge_type]
+        by_type = rouge(
+            texts.responses, texts.references, rouge_types=(self.rouge_type,), use_single_ref=self.use_single_ref
+        )
+        return by_type[self.rouge_type]
 
 
 class RougeCombined(ScoreReward):
@@ -53,8 +55,8 @@ class RougeCombined(ScoreReward):
         require_rouge(self.needed_by)
 
     def per_text(self, texts: Texts) -> list[float]:
-        scores = rouge(texts.responses, texts.references, ("rouge1", "rouge2", "rougeL"))
-        return [sum(three) / 3 for three in zip(*scores.values(), strict=True)]
+        by_type = rouge(texts.responses, texts.references, rouge_types=("rouge1", "rouge2", "rougeL"))
+        return [sum(f_measures) / 3 for f_measures in zip(*by_type.values(), strict=True)]
 
 
 class RougeLMaxRewardFunction(RougeLMaxScore, ScoreReward):
@@ -73,6 +75,7 @@ class TER(TranslationEditRate, ScoreReward):
     """1 minus the translation edit rate: 1 for an exact match, negative if edits outnumber the reference's words."""
 
     def per_text(self, texts: Texts) -> list[float]:
+        # Edits are errors, so a reward is higher with fewer of them. No lower bound: the rate of long texts exceeds 1.
         return [1 - rate for rate in super().per_text(texts)]
 
 
@@ -93,9 +96,12 @@ class PARENTRewardFunction(ScoreReward):
 
     def per_text(self, texts: Texts) -> list[float]:
         samples = totto_samples(texts.metas, self.needed_by)
+
+        # Without a sentence, PARENT is NaN: a metric leaves the sample out, a reward must have a number for it.
         for index, sample in enumerate(samples):
             if not sample.n_written:
                 raise ValueError(f"the table of text {index} has no final sentence to compare with (a test split?)")
+
         return [score.f_score for score in parent(texts.responses, samples)]
 
 
@@ -128,6 +134,7 @@ class SpiderRewardFunction(ScoreReward):
     timeout: Positive = 1800.0
 
     def __post_init__(self) -> None:
+        # What is missing is reported before a model is loaded, and only if the coefficient makes it necessary.
         if self.spice_coeff:
             require_spice(self.needed_by)
         if self.cider_coeff:
@@ -137,20 +144,25 @@ class SpiderRewardFunction(ScoreReward):
 
     def per_text(self, texts: Texts) -> list[float]:
         rewards = [0.0] * len(texts.responses)
-        for coefficient, score in ((self.cider_coeff, self._cider), (self.spice_coeff, self._spice)):
-            if coefficient:
-                rewards = [reward + coefficient * part for reward, part in zip(rewards, score(texts), strict=True)]
+
+        # CIDEr first: its error about a single text comes before SPICE starts Java, which takes seconds.
+        if self.cider_coeff:
+            scores = self._cider(texts)
+            rewards = [reward + self.cider_coeff * score for reward, score in zip(rewards, scores, strict=True)]
+
+        if self.spice_coeff:
+            scores = spice(texts.responses, texts.references, java_memory=self.java_memory, timeout=self.timeout)
+            rewards = [reward + self.spice_coeff * score for reward, score in zip(rewards, scores, strict=True)]
         return rewards
 
     def _cider(self, texts: Texts) -> list[float]:
         if self.references_file is not None:
             return cider(texts.responses, texts.references, frequencies_of_file(self.references_file))
+
+        # An n-gram of the only document has the weight log(1 / 1) = 0, so the reward could not tell texts apart.
         if len(texts.responses) == 1:
             raise ValueError(
                 "CIDEr of a single text is always 0 if the document frequencies come from its own references; set "
                 "`references_file`, or score several texts together (env.n_envs above 1, env.reward_workers 0)"
             )
         return cider(texts.responses, texts.references)
-
-    def _spice(self, texts: Texts) -> list[float]:
-        return spice(texts.responses, texts.references, java_memory=self.java_memory, timeout=self.timeout)

@@ -58,25 +58,33 @@ class CommonGenPrefRM(ScoreReward):
     dtype: Dtype = "float32"
 
     def __post_init__(self) -> None:
+        # Only METEOR compares with references, and only METEOR needs NLTK's data.
         self.needs_references = bool(self.meteor_coeff)
         if self.meteor_coeff:
             require_data(self.needed_by, "punkt_tab", "wordnet")
+
         self.model = PreferenceT5(
             self.model_name, self.weights, device=self.device, dtype=self.dtype, needed_by=self.needed_by
         )
 
     def per_text(self, texts: Texts) -> list[float]:
         rewards = self.probabilities(texts.responses)
+
+        # P(good) / (1 + c x missing concepts). Without concepts in `meta_data` this is an error, but only if c > 0.
         if self.concept_penalty_coeff:
-            samples = zip(rewards, texts.metas, texts.prompts, texts.responses, strict=True)
-            rewards = [
-                chance / (1 + self.concept_penalty_coeff * n_missing(response, _concepts(meta, prompt)))
-                for chance, meta, prompt, response in samples
-            ]
+            rewards = self._less_for_missing_concepts(rewards, texts)
+
         if not self.meteor_coeff:
             return rewards
-        shaping = meteor(texts.responses, texts.references)
-        return [reward + self.meteor_coeff * score for reward, score in zip(rewards, shaping, strict=True)]
+        meteor_scores = meteor(texts.responses, texts.references)
+        return [reward + self.meteor_coeff * score for reward, score in zip(rewards, meteor_scores, strict=True)]
+
+    def _less_for_missing_concepts(self, rewards: Sequence[float], texts: Texts) -> list[float]:
+        reduced = []
+        for reward, meta, prompt, response in zip(rewards, texts.metas, texts.prompts, texts.responses, strict=True):
+            missing = n_missing(response, _concepts(meta, prompt))
+            reduced.append(reward / (1 + self.concept_penalty_coeff * missing))
+        return reduced
 
     def probabilities(self, texts: Sequence[str]) -> list[float]:
         """Return P(good) of each text, from 0 to 1.
@@ -86,22 +94,28 @@ class CommonGenPrefRM(ScoreReward):
         """
         import torch
 
-        model, tokenizer = self.model.model, self.model.tokenizer
-        good, bad = (tokenizer(word)["input_ids"][0] for word in ("good", "bad"))
-        if good == bad:
+        model = self.model.model
+        tokenizer = self.model.tokenizer
+        good_id = tokenizer("good")["input_ids"][0]
+        bad_id = tokenizer("bad")["input_ids"][0]
+        if good_id == bad_id:
             raise ModelError(f"the tokenizer of {self.model.model_name!r} starts 'good' and 'bad' with the same token")
         if not texts:
             return []
+
+        # A tokenizer without special tokens makes an empty row of an empty text, which the encoder cannot read.
         limit = longest_input(model, tokenizer)
         rows = tokenizer(list(texts), truncation=limit is not None, max_length=limit, verbose=False)["input_ids"]
         rows = [row or [tokenizer.eos_token_id] for row in rows]
-        results = torch.zeros(len(texts))
+
+        # exp(g) / (exp(g) + exp(b)) = sigmoid(g - b) `[n]`: the softmax over the two words alone.
+        chances = torch.zeros(len(texts))
         with torch.inference_mode():
-            for chosen in batches_by_length(rows, self.batch_size):
-                logits = _first_step(model, [rows[index] for index in chosen])
-                results[chosen] = (logits[:, good] - logits[:, bad]).sigmoid().cpu()
-        require_finite(results, self.model.role, self.model.model_name)
-        return results.tolist()
+            for indices in batches_by_length(rows, self.batch_size):
+                logits = _first_step(model, [rows[index] for index in indices])
+                chances[indices] = (logits[:, good_id] - logits[:, bad_id]).sigmoid().cpu()
+        require_finite(chances, self.model.role, self.model.model_name)
+        return chances.tolist()
 
 
 class PreferenceT5(FrozenModel):
@@ -121,6 +135,8 @@ class PreferenceT5(FrozenModel):
                 offline=f"copy that file and the config and tokenizer of {BASE}; set `weights` and `model_name` to "
                 "them. Your own T5 that answers good or bad needs only `model_name`",
             )
+
+        # Before `super().__init__`, which calls `_check_weights`.
         self.weights = weights
         super().__init__(
             model_name or BASE,
@@ -134,15 +150,19 @@ class PreferenceT5(FrozenModel):
             raise ModelError(f"there is no file {weights!r} with the weights of the preference model")
 
     def _check_weights(self) -> None:
+        # With a file of weights, the folder of the base model needs only its config and its tokenizer.
         if self.weights is None:
             super()._check_weights()
 
     def _load_model(self, dtype: Any) -> Any:
         if self.weights is None:
             return super()._load_model(dtype)
+
         import torch
         from transformers import AutoConfig, T5ForConditionalGeneration
 
+        # `weights_only` runs no code of the file. With `mmap` it is read as it is needed: the published one has the
+        # weights of 11 billion parameters.
         file = with_home(self.weights)
         try:
             config = AutoConfig.from_pretrained(place_of(self.model_name), trust_remote_code=False)
@@ -166,6 +186,7 @@ class PreferenceT5(FrozenModel):
 
 def n_missing(text: str, concepts: Sequence[str]) -> int:
     """Return the number of concepts that are not a substring of the lower-cased text."""
+    # Inflected forms count: "dogs run" has the concepts dog and run. The concepts themselves are not lower-cased.
     return sum(concept not in text.lower() for concept in concepts)
 
 
@@ -173,6 +194,7 @@ def _first_step(model: Any, rows: list[list[int]]) -> Any:
     """Return the logits of the decoder's first step, `[n, n_vocabulary]`, float32."""
     import torch
 
+    # The decoder gets only its start token `[n, 1]`: its first output is the model's answer, good or bad.
     device = next(model.parameters()).device
     start = torch.full((len(rows), 1), model.config.decoder_start_token_id, device=device)
     inputs = model_inputs(rows, model.config.pad_token_id or 0, device)

@@ -43,18 +43,25 @@ class Probes:
     """
 
     def __init__(self, samples: Sequence[Sample], layout: TextLayout) -> None:
+        # Of samples with one prompt the first one is used: from the back, it is written last.
         by_prompt = {sample.prompt_or_input_text: sample for sample in reversed(samples)}
         self.samples = list(reversed(by_prompt.values()))[:N_SAMPLES]
-        texts = [(name, each, text) for each in self.samples for name, text in _texts(each, self.samples).items()]
+
+        texts: list[tuple[str, Sample, str]] = []
+        for sample in self.samples:
+            texts += [(name, sample, text) for name, text in _texts(sample, self.samples).items()]
+        # The long texts mix words of all samples, so they are scored once, for the first sample.
         texts += [(name, self.samples[0], text) for name, text in _long_texts(self.samples).items()]
+
         self.names: list[str] = []
         self.episodes: list[Observation] = []
         for name, sample, text in texts:
             ids = _response(text, layout.tokenizer, padded=name == "padded")
-            if len(ids):  # without an end token, there is no empty response
+            # Without an end token, an empty text has no token, and an episode has at least one.
+            if len(ids):
                 prompt = layout.encode(sample)
                 self.names.append(name)
-                self.episodes.append(Observation(sample, prompt, ids, len(ids), layout))
+                self.episodes.append(Observation(sample, prompt, ids, n_actions=len(ids), layout=layout))
 
     def __len__(self) -> int:
         return len(self.episodes)
@@ -70,6 +77,9 @@ def _texts(sample: Sample, samples: Sequence[Sample]) -> dict[str, str]:
     reference = _reference(sample)
     if reference is None:
         return texts
+
+    # Texts that a reward for comparison with the reference should pay less for, or, with spaces around, the same.
+    # The list has the numbers up to 60 and all samples' answers: a reward that searches for the answer finds it there.
     words = reference.split()
     answers = [text for text in map(_reference, samples) if text is not None]
     texts |= {
@@ -79,6 +89,8 @@ def _texts(sample: Sample, samples: Sequence[Sample]) -> dict[str, str]:
         "answer_list": " ".join([*map(str, range(31)), *answers, *map(str, range(31, 61))]),
         "long_tail": " ".join([reference, *["and then it went on"] * 40]),
     }
+
+    # With fewer words, these would be the reference itself or empty.
     if len(words) > 1:
         texts["truncated"] = " ".join(words[: len(words) // 2])
     if len(words) > 2:
@@ -88,8 +100,16 @@ def _texts(sample: Sample, samples: Sequence[Sample]) -> dict[str, str]:
 
 
 def _long_texts(samples: Sequence[Sample]) -> dict[str, str]:
-    words = " ".join(f"{each.prompt_or_input_text} {_reference(each) or ''}" for each in samples).split() or ["the"]
-    return {name: " ".join((words * (length // len(words) + 1))[:length]) for name, length in N_WORDS.items()}
+    words: list[str] = []
+    for sample in samples:
+        words += f"{sample.prompt_or_input_text} {_reference(sample) or ''}".split()
+    words = words or ["the"]
+
+    texts = {}
+    for name, n_words in N_WORDS.items():
+        repeated = words * (n_words // len(words) + 1)
+        texts[name] = " ".join(repeated[:n_words])
+    return texts
 
 
 def _reference(sample: Sample) -> str | None:
@@ -97,8 +117,10 @@ def _reference(sample: Sample) -> str | None:
 
 
 def _response(text: str, tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> np.ndarray:
+    """Return the token ids `[n]` of a finished response: text, end token, and padding if `padded`."""
     ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    ids += [] if end is None else [end]
-    ids += [pad] * N_PAD if padded and pad is not None else []
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    if padded and tokenizer.pad_token_id is not None:
+        ids += [tokenizer.pad_token_id] * N_PAD
     return np.asarray(ids, dtype=np.int64)

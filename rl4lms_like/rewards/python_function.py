@@ -27,8 +27,9 @@ from rl4lms_like.scoring.score import Texts
 
 T = TypeVar("T")
 
-_OF_ALL = ("prompts", "responses", "references", "meta_infos")
-_OF_ONE = ("prompt", "response", "references", "meta_info")  # names of the keyword arguments passed to a function
+# Names of the keyword arguments that a function gets, in the order of the columns of `Texts`.
+_BATCHED_NAMES = ("prompts", "responses", "references", "meta_infos")
+_SINGLE_NAMES = ("prompt", "response", "references", "meta_info")
 
 
 @dataclass(eq=False, repr=False)  # `kwargs` may contain secrets
@@ -57,8 +58,10 @@ class PythonReward(TextReward):
     def __post_init__(self) -> None:
         self._kwargs = dict(self.kwargs or {})
         self._loop = EventLoop(self.__name__)
-        found = imported_function(self.function)
-        _check_signature(found, self.function, _OF_ALL if self.batched else _OF_ONE, self._kwargs)
+
+        # Only checked here, not kept: the reward may be pickled and sent to a worker, which imports its own function.
+        names = _BATCHED_NAMES if self.batched else _SINGLE_NAMES
+        _check_signature(imported_function(self.function), self.function, names, self._kwargs)
 
     @property
     def __name__(self) -> str:
@@ -69,23 +72,31 @@ class PythonReward(TextReward):
         """Return the results of the function."""
         function = _loaded(self.function)
         if self.batched:
-            named = dict(zip(_OF_ALL, texts, strict=True))
-            found: Sequence[float] = self._one(partial(function, **named, **self._kwargs))
-            return found
-        rows = [dict(zip(_OF_ONE, row, strict=True)) for row in zip(*texts, strict=True)]
-        calls = [partial(function, **row, **self._kwargs) for row in rows]
-        if inspect.iscoroutinefunction(_unwrapped(function)):
-            waits = [partial(self._named, call, place, texts.responses[place]) for place, call in enumerate(calls)]
-            return self._loop.run(gathered(waits, self.max_concurrency))
-        found = []
-        for place, call in enumerate(calls):
-            try:
-                found.append(self._one(call))
-            except Exception as error:
-                raise _failed_on(error, place, texts.responses[place]) from error
-        return found
+            columns = dict(zip(_BATCHED_NAMES, texts, strict=True))
+            batch_scores: Sequence[float] = self._call(partial(function, **columns, **self._kwargs))
+            return batch_scores
 
-    def _one(self, call: Callable[[], Any]) -> Any:
+        calls = []
+        for row in zip(*texts, strict=True):
+            arguments = dict(zip(_SINGLE_NAMES, row, strict=True))
+            calls.append(partial(function, **arguments, **self._kwargs))
+
+        # An async function waits for many answers at once; the scores come in the order of the texts all the same.
+        if inspect.iscoroutinefunction(_unwrapped(function)):
+            waiting = []
+            for index, call in enumerate(calls):
+                waiting.append(partial(self._awaited_for_text, call, index, texts.responses[index]))
+            return self._loop.run(gathered(waiting, self.max_concurrency))
+
+        scores = []
+        for index, call in enumerate(calls):
+            try:
+                scores.append(self._call(call))
+            except Exception as error:
+                raise _failed_on(error, index, texts.responses[index]) from error
+        return scores
+
+    def _call(self, call: Callable[[], Any]) -> Any:
         """Call a sync or async function; an awaitable result is awaited."""
         result = self._timed(call)
         return self._loop.run(self._awaited(result)) if inspect.isawaitable(result) else result
@@ -94,20 +105,23 @@ class PythonReward(TextReward):
         try:
             return await asyncio.wait_for(result, self.timeout_s)
         except asyncio.TimeoutError as error:
-            if not isinstance(error.__cause__, asyncio.CancelledError):  # raised by the function itself
+            # `wait_for` raises from the cancellation of the work; without it, the function raised the error itself.
+            if not isinstance(error.__cause__, asyncio.CancelledError):
                 raise
             raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
 
-    async def _named(self, call: Callable[[], Awaitable[T]], place: int, text: str) -> T:
+    async def _awaited_for_text(self, call: Callable[[], Awaitable[T]], index: int, text: str) -> T:
         try:
             return await self._awaited(call())
         except Exception as error:
-            raise _failed_on(error, place, text) from error
+            raise _failed_on(error, index, text) from error
 
     def _timed(self, call: Callable[[], T]) -> T:
         """Call a synchronous function and raise `TimeoutError` after `timeout_s`."""
+        # The call of an async function only makes its coroutine; the time of the work is limited by `_awaited`.
         if self.timeout_s is None or inspect.iscoroutinefunction(_unwrapped(call)):
             return call()
+
         future: Future[T] = Future()
 
         def run() -> None:
@@ -128,34 +142,35 @@ def imported_function(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not module or not name:
         raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")
+
+    # `BaseException`, because importing a user's module runs the user's code, which may call `sys.exit`.
     try:
-        found = imported(path)
+        function: Callable[..., Any] = imported(path)
     except RefusedImportError as error:
         raise ValueError(f"function: {path!r} is refused: {error}") from error
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # importing a user's module runs the user's code, which may exit
+    except BaseException as error:
         raise ValueError(f"function: cannot import {path!r}: {raised(error)}") from error
-    if not callable(found):
-        raise ValueError(f"function: {path!r} is {found!r}, which cannot be called")
-    function: Callable[..., Any] = found
+
+    if not callable(function):
+        raise ValueError(f"function: {path!r} is {function!r}, which cannot be called")
     return function
 
 
 def _loaded(path: str) -> Callable[..., Any]:
     """Return a function that was validated before, possibly in the parent process of this one."""
     module, _, name = path.partition(":")
+    # `attrgetter` follows dots: `module:Class.method` is a valid path.
     function: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
     return function
 
 
-def _check_signature(function: Callable[..., Any], path: str, texts: Collection[str], kwargs: Collection[str]) -> None:
-    """Raise a `ValueError` unless the function can be called with these names and names a response parameter.
-
-    `**kwargs` alone is no sign of a reward.
-    """
-    names = {*texts, *kwargs}
-    response = next(name for name in texts if name.startswith("response"))
+def _check_signature(
+    function: Callable[..., Any], path: str, text_names: Collection[str], kwargs: Collection[str]
+) -> None:
+    """Raise a `ValueError` unless the function can be called with these names and names a response parameter."""
+    names = {*text_names, *kwargs}
     try:
         signature = inspect.signature(function)
         signature.bind(**dict.fromkeys(names))
@@ -163,8 +178,11 @@ def _check_signature(function: Callable[..., Any], path: str, texts: Collection[
         raise ValueError(f"function: {path!r} cannot be called with {', '.join(sorted(names))}: {error}") from error
     except ValueError:  # some built-in functions have no signature
         signature = inspect.Signature()
-    if response not in signature.parameters:
-        raise ValueError(f"function: {path!r} has no parameter {response!r}, so it cannot score responses")
+
+    # A function that only takes `**kwargs` fits any names, so this is no sign that it is meant as a reward.
+    response_name = next(name for name in text_names if name.startswith("response"))
+    if response_name not in signature.parameters:
+        raise ValueError(f"function: {path!r} has no parameter {response_name!r}, so it cannot score responses")
 
 
 def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,5 +192,5 @@ def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
     return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
 
 
-def _failed_on(error: Exception, place: int, text: str) -> Exception:
-    return ValueError(f"on text {place}, {beginning(text)}: {type(error).__name__}: {error}")
+def _failed_on(error: Exception, index: int, text: str) -> Exception:
+    return ValueError(f"on text {index}, {beginning(text)}: {type(error).__name__}: {error}")

@@ -44,18 +44,30 @@ class HttpReward(HttpClient, TextReward):
 
     def scores(self, texts: Texts) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
-        columns = zip(("prompts", "responses", "references", "meta_infos"), texts, strict=True)
-        named: dict[str, list[Any]] = dict(columns)  # type: ignore[arg-type]
-        parts = [slice(start, start + self.batch_size) for start in range(0, len(texts.responses), self.batch_size)]
-        batches = [{name: values[part] for name, values in named.items()} for part in parts]
-        waits = [partial(self._rewards, batch) for batch in batches]
-        return [reward for rewards in self._loop.run(gathered(waits, self.max_connections)) for reward in rewards]
+        requests = []
+        for start in range(0, len(texts.responses), self.batch_size):
+            end = start + self.batch_size
+            batch: dict[str, list[Any]] = {
+                "prompts": texts.prompts[start:end],
+                "responses": texts.responses[start:end],
+                "references": texts.references[start:end],
+                "meta_infos": texts.metas[start:end],
+            }
+            requests.append(partial(self._rewards, batch))
+
+        # The requests are sent at the same time, and their answers come in the order of the texts.
+        rewards: list[float] = []
+        for batch_rewards in self._loop.run(gathered(requests, self.max_connections)):
+            rewards += batch_rewards
+        return rewards
 
     async def _rewards(self, batch: Mapping[str, list[Any]]) -> list[float]:
+        # `allow_nan=False`: the NaN that Python would write is no JSON, and few servers read it.
         try:
             body = json.dumps(batch, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise RemoteError(f"the samples' meta_data cannot be sent as JSON: {error}") from error
+
         content = await self.answer(body)
         answer = self.decoded(content)
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
@@ -64,10 +76,13 @@ class HttpReward(HttpClient, TextReward):
         if len(rewards) != len(batch["responses"]):
             n_texts = len(batch["responses"])
             raise self.error(f"answered 200 with {len(rewards)} rewards for {n_texts} texts", content)
-        for place, reward in enumerate(rewards):
-            if isinstance(reward, bool) or not isinstance(reward, int | float) or not abs(reward) <= _LARGEST:
+
+        # A bool is an int in Python, but no number in JSON. A whole number may be too large for a float.
+        for index, reward in enumerate(rewards):
+            is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
+            if not is_number or not abs(reward) <= _LARGEST:
                 detail = self.without_secrets(repr(reward))[:60]
-                raise self.error(f"answered 200 with {detail} as reward {place}; expected a number", content)
+                raise self.error(f"answered 200 with {detail} as reward {index}; expected a number", content)
         return [float(reward) for reward in rewards]
 
 

@@ -13,7 +13,15 @@ from rl4lms_like.scoring.score import Score, Texts, require_references
 
 
 class TextReward(BatchedRewardFunction):
-    """Terminal reward that scores all finished responses of a batch in one call."""
+    """Terminal reward that scores all finished responses of a batch in one call.
+
+    Example:
+        >>> class FullStop(TextReward):
+        ...     def scores(self, texts):
+        ...         return [1.0 if response.endswith(".") else 0.0 for response in texts.responses]
+        >>> FullStop()(["Why?"] * 2, ["It is so.", "It is."], [[], []], [True, False])
+        [1.0, 0.0]
+    """
 
     terminal = True
 
@@ -30,18 +38,23 @@ class TextReward(BatchedRewardFunction):
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> list[float]:
         """Return the scores of finished responses and 0 for unfinished ones, which are not passed to `scores`."""
-        columns = prompt_texts, gen_texts, ref_texts, meta_infos or [None] * len(gen_texts)
-        finished = [index for index, done in enumerate(dones) if done]
         rewards = [0.0] * len(gen_texts)
-        if finished:
-            found = self.scores(Texts(*columns).chosen(finished))
-            scores = as_list(found)
-            if scores is None:
-                raise ValueError(f"expected a list of {len(finished)} scores, got {found!r:.60}")
-            if len(scores) != len(finished):
-                raise ValueError(f"{len(scores)} scores for {len(finished)} texts")
-            for index, score in zip(finished, scores, strict=True):
-                rewards[index] = score
+        finished = [index for index, done in enumerate(dones) if done]
+        if not finished:
+            return rewards
+
+        # One call for all finished responses: a model scores them in batches, a server gets them in few requests.
+        texts = Texts(prompt_texts, gen_texts, ref_texts, meta_infos or [None] * len(gen_texts))
+        returned = self.scores(texts.chosen(finished))
+
+        # A subclass may return a list, an array or a tensor. Too few scores would be assigned to the wrong responses.
+        scores = as_list(returned)
+        if scores is None:
+            raise ValueError(f"expected a list of {len(finished)} scores, got {returned!r:.60}")
+        if len(scores) != len(finished):
+            raise ValueError(f"{len(scores)} scores for {len(finished)} texts")
+        for index, score in zip(finished, scores, strict=True):
+            rewards[index] = score
         return rewards
 
 
@@ -51,13 +64,20 @@ class ScoreReward(TextReward, Score):
     kind = "reward"
 
     def scores(self, texts: Texts) -> Sequence[float]:
+        # Checked here, not in the score: a metric excludes such a sample, but a reward of 0 would train the policy.
         if self.needs_references:
             require_references(texts.prompts, texts.references)
         return self.per_text(texts)
 
 
 class LastTokenReward(RewardFunction):
-    """Reward of the last token of an episode; 0 for all others."""
+    """Reward of the last token of an episode; 0 for all others.
+
+    Example:
+        >>> class ShortResponse(LastTokenReward):
+        ...     def score(self, observation):
+        ...         return 1.0 if observation.n_actions <= 20 else 0.0
+    """
 
     terminal = True
 

@@ -29,6 +29,7 @@ def check_time_limit(seconds: float | None) -> None:
     """Raise a `ConfigError` if this thread cannot interrupt a call after `seconds`; None needs no interruption."""
     if seconds is None:
         return
+
     if not hasattr(signal, "setitimer"):
         why = "this system has no SIGALRM"
     elif threading.current_thread() is not threading.main_thread():
@@ -47,8 +48,11 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
     """
     if seconds is None:
         return call()
+
     check_time_limit(seconds)
-    is_armed, has_rung = True, False
+    message = f"not done within {seconds:g} s (env.reward_timeout)"
+    is_armed = True
+    has_rung = False
 
     def ring(number: int, frame: FrameType | None) -> None:
         nonlocal has_rung
@@ -56,10 +60,10 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
             has_rung = True
             raise TimeIsUp(message)
 
-    message = f"not done within {seconds:g} s (env.reward_timeout)"
-    began = time.monotonic()
-    handler = signal.signal(signal.SIGALRM, ring)
-    left, interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
+    # The alarm repeats: code that catches `BaseException` once is interrupted again.
+    start = time.monotonic()
+    previous_handler = signal.signal(signal.SIGALRM, ring)
+    previous_alarm, previous_interval = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         try:
             result = call()
@@ -69,7 +73,12 @@ def within(seconds: float | None, call: Callable[[], T]) -> T:
             raise TimeIsUp(message)
         return result
     finally:
+        # The timer stops before its handler is removed: an alarm without a handler would end the process.
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL if handler is None else handler)
-        if left:
-            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - began), 1e-3), interval)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL if previous_handler is None else previous_handler)
+
+        # A process has one such timer. One that was set before continues with what is left of its time; 0 would
+        # disarm it, so an alarm that is due fires after a millisecond.
+        if previous_alarm:
+            left = previous_alarm - (time.monotonic() - start)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-3), previous_interval)

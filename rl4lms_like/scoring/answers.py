@@ -33,7 +33,8 @@ def compiled(pattern: str, flags: Sequence[str] = ()) -> re.Pattern[str]:
 def check_group(pattern: re.Pattern[str], group: int | str) -> None:
     """Raise a `ValueError` for a group that the pattern does not have."""
     names: Mapping[str, int] = pattern.groupindex
-    if group not in names if isinstance(group, str) else not 0 <= group <= pattern.groups:
+    exists = group in names if isinstance(group, str) else 0 <= group <= pattern.groups
+    if not exists:
         has = ", ".join(map(str, [*range(1, pattern.groups + 1), *names])) or "none"
         raise ValueError(f"{pattern.pattern!r} has no group {group!r}; it has {has}")
 
@@ -61,8 +62,14 @@ class Regex(Score):
         check_group(self._compiled, self.group)
 
     def per_text(self, texts: Texts) -> list[float]:
-        found = map(getattr(self._compiled, self.match), texts.responses)
-        return [float((hit is not None and hit.group(self.group) is not None) != self.invert) for hit in found]
+        search = getattr(self._compiled, self.match)
+        scores = []
+        for response in texts.responses:
+            # A group that takes no part in the match is None: `(a)|b` matches "b" without its group 1.
+            match = search(response)
+            is_match = match is not None and match.group(self.group) is not None
+            scores.append(float(is_match != self.invert))
+        return scores
 
 
 @dataclass(eq=False)
@@ -95,18 +102,23 @@ class ExactMatch(Score):
             answer = None if self._extract is None else extracted(reference, self._extract)
             return self.normalised(reference if answer is None else answer)
 
-        return [
-            float(any(answer == expected(reference) for reference in references))
-            for answer, references in zip(self.answers(texts), texts.references, strict=True)
-        ]
+        scores = []
+        for answer, references in zip(self.answers(texts), texts.references, strict=True):
+            scores.append(float(any(answer == expected(reference) for reference in references)))
+        return scores
 
     def answers(self, texts: Texts) -> list[str | None]:
         """Return the normalised answer of each response; None for a response without one."""
-        found = [text if self._extract is None else extracted(text, self._extract) for text in texts.responses]
-        return [None if answer is None else self.normalised(answer) for answer in found]
+        answers = []
+        for response in texts.responses:
+            answer = response if self._extract is None else extracted(response, self._extract)
+            answers.append(None if answer is None else self.normalised(answer))
+        return answers
 
     def normalised(self, text: str) -> str:
         """Return the normalised text."""
+        # In SQuAD's order: punctuation comes before articles, so that "a-b" becomes "ab", and white space comes last,
+        # because an article leaves some.
         if self.ignore_case:
             text = text.lower()
         if self.ignore_punctuation:
@@ -122,8 +134,11 @@ def extracted(text: str, pattern: re.Pattern[str]) -> str | None:
     Empty matches are ignored: `.*` has one at the end of every text.
     """
     last = None
-    for hit in pattern.finditer(text):
-        last = hit if hit.group() else last
+    for match in pattern.finditer(text):
+        if match.group():
+            last = match
     if last is None:
         return None
+
+    # `answer: (.+)|= (.+)` has two groups, of which one takes part.
     return next((group for group in last.groups() if group is not None), last.group())

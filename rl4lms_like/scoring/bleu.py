@@ -27,9 +27,14 @@ class Bleu(Score):
         return self.with_overall(texts)[0]
 
     def with_overall(self, texts: Texts) -> tuple[list[float], float]:
-        read = readings(texts.references, _read)
-        counts = [_counts(text.split(), *reference) for text, reference in zip(texts.responses, read, strict=True)]
-        return [_score(each) for each in counts], _score([sum(column) for column in zip(*counts, strict=True)])
+        read_references = readings(texts.references, _read)
+        counts = []
+        for response, (shortest, most) in zip(texts.responses, read_references, strict=True):
+            counts.append(_counts(response.split(), shortest, most))
+
+        # Papineni et al., section 2.1.1: BLEU of a corpus is that of the summed counts, not the mean over texts.
+        corpus_counts = [sum(column) for column in zip(*counts, strict=True)]
+        return [_score(text_counts) for text_counts in counts], _score(corpus_counts)
 
 
 def ngrams(tokens: Sequence[T], n: int) -> Iterator[tuple[T, ...]]:
@@ -44,27 +49,37 @@ def ngrams_to_4(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def _read(references: Sequence[str]) -> tuple[int, Counter[tuple[str, ...]]]:
     """Return the length of the shortest reference, and the maximum count of each n-gram in one of them."""
-    split = [text.split() for text in references]
-    most = Counter(ngrams_to_4(split[0]))
-    for tokens in split[1:]:
+    tokens_of_references = [text.split() for text in references]
+
+    # Max_Ref_Count (section 2.1): `|` of two counters takes the larger count of each n-gram.
+    most = Counter(ngrams_to_4(tokens_of_references[0]))
+    for tokens in tokens_of_references[1:]:
         most |= Counter(ngrams_to_4(tokens))
-    return min(map(len, split)), most
+    return min(map(len, tokens_of_references)), most
 
 
 def _counts(tokens: list[str], shortest: int, most: Counter[tuple[str, ...]]) -> list[int]:
     """Return the length, that of the shortest reference, and for each order the n-grams, then those in a reference."""
+    # Count_clip = min(Count, Max_Ref_Count) (section 2.1): "the the the" does not match one "the" three times.
     matches = [0] * ORDER
     for gram, count in Counter(ngrams_to_4(tokens)).items():
         if gram in most:
             matches[len(gram) - 1] += min(count, most[gram])
-    return [len(tokens), shortest, *(max(len(tokens) - shorter, 0) for shorter in range(ORDER)), *matches]
+
+    # A text of c tokens has c - n + 1 n-grams.
+    totals = [max(len(tokens) - order + 1, 0) for order in range(1, ORDER + 1)]
+    return [len(tokens), shortest, *totals, *matches]
 
 
 def _score(counts: Sequence[int]) -> float:
     length, reference_length, *by_order = counts
-    totals, matches = by_order[:ORDER], by_order[ORDER:]
+    totals = by_order[:ORDER]
+    matches = by_order[ORDER:]
+    # log 0: without a match of one order, the geometric mean of the precisions is 0.
     if not all(matches):
         return 0.0
+
+    # BLEU = BP exp(sum_n 1/4 log p_n), with BP = 1 if c > r, else exp(1 - r/c) (section 2.3).
     log_precision = sum(math.log(matched / total) for matched, total in zip(matches, totals, strict=True)) / ORDER
-    brevity = 0.0 if length > reference_length else 1 - reference_length / length
-    return math.exp(log_precision + brevity)
+    log_brevity = 0.0 if length > reference_length else 1 - reference_length / length
+    return math.exp(log_precision + log_brevity)

@@ -42,7 +42,8 @@ from rl4lms_like.scoring.score import existing_file, json_texts
 SIGMA = 6.0  # standard deviation of the Gaussian penalty for a difference in length, in bigrams
 JAR = "spice-1.0.jar"
 CORENLP_JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-OLDEST_JAVA, NEWEST_JAVA = 8, 14
+OLDEST_JAVA = 8
+NEWEST_JAVA = 14
 
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _DOWNLOAD = "python -c 'from pycocoevalcap.spice.get_stanford_models import get_stanford_models as get; get()'"
@@ -67,16 +68,27 @@ def cider(
     generated_texts: Sequence[str], references: Sequence[Sequence[str]], frequencies: Frequencies | None = None
 ) -> list[float]:
     """Return CIDEr-D of each text, from 0 to 10; NaN for a text without references. Default: their own frequencies."""
-    counted = {text: _counts(text) for texts in references for text in texts}
-    known = frequencies or _frequencies([counted[text] for text in texts] for texts in references if texts)
-    vectors = {text: _Vector(counts, known) for text, counts in counted.items()}
+    # Each distinct reference is tokenised and weighted once, whichever samples it belongs to.
+    counts_of: dict[str, Counter[Ngram]] = {}
+    for sample_references in references:
+        counts_of |= {reference: _counts(reference) for reference in sample_references}
+    if frequencies is None:
+        documents = []
+        for sample_references in references:
+            if sample_references:
+                documents.append([counts_of[reference] for reference in sample_references])
+        frequencies = _frequencies(documents)
+    vectors = {reference: _Vector(counts, frequencies) for reference, counts in counts_of.items()}
+
+    # CIDEr-D(c, S) = 10 / m x the sum of the similarities of c to its m references S.
     scores = []
-    for generated, texts in zip(generated_texts, references, strict=True):
-        if not texts:
+    for generated, sample_references in zip(generated_texts, references, strict=True):
+        if not sample_references:
             scores.append(math.nan)
             continue
-        vector = _Vector(_counts(generated), known)
-        scores.append(10 * sum(_similarity(vector, vectors[text]) for text in texts) / len(texts))
+        vector = _Vector(_counts(generated), frequencies)
+        total = sum(_similarity(vector, vectors[reference]) for reference in sample_references)
+        scores.append(10 * total / len(sample_references))
     return scores
 
 
@@ -104,24 +116,36 @@ class _Vector:
     """A text's n-grams by order with their weights, the norm of each vector, and the number of bigrams."""
 
     def __init__(self, counts: Counter[Ngram], frequencies: Frequencies) -> None:
+        # g_k(c) = h_k(c) log(documents / documents with k). As in the published code, h_k is the plain count, not
+        # divided by the length of the text, and the length of the penalty is in bigrams.
         self.weights: list[dict[Ngram, float]] = [{} for _ in range(ORDER)]
         self.n_bigrams = 0
         for ngram, count in counts.items():
             self.weights[len(ngram) - 1][ngram] = count * frequencies.weights.get(ngram, frequencies.largest)
-            self.n_bigrams += count * (len(ngram) == 2)
-        self.norms = [math.sqrt(sum(weight**2 for weight in weights.values())) for weights in self.weights]
+            if len(ngram) == 2:
+                self.n_bigrams += count
+
+        self.norms: list[float] = []
+        for weights in self.weights:
+            self.norms.append(math.sqrt(sum(weight**2 for weight in weights.values())))
 
 
 def _similarity(text: _Vector, reference: _Vector) -> float:
     """Return the mean over the orders of the clipped cosine, times the penalty for a difference in length."""
+    # For the vectors c and s of one order:
+    #     min(c, s) . s / (|c| |s|) x exp(-(l(c) - l(s))^2 / (2 sigma^2))
+    # The minimum keeps a text from gaining by repeating an n-gram.
     total = 0.0
-    for mine, theirs, my_norm, their_norm in zip(
-        text.weights, reference.weights, text.norms, reference.norms, strict=True
-    ):
-        if my_norm and their_norm:
-            shared = mine.keys() & theirs.keys()
-            product = math.fsum(min(mine[ngram], theirs[ngram]) * theirs[ngram] for ngram in shared)
-            total += product / (my_norm * their_norm)
+    for order in range(ORDER):
+        if text.norms[order] and reference.norms[order]:
+            weights = text.weights[order]
+            expected = reference.weights[order]
+
+            # `fsum`, because the order of a set is not the same in every process.
+            shared = weights.keys() & expected.keys()
+            product = math.fsum(min(weights[ngram], expected[ngram]) * expected[ngram] for ngram in shared)
+            total += product / (text.norms[order] * reference.norms[order])
+
     return total / ORDER * math.exp(-((text.n_bigrams - reference.n_bigrams) ** 2) / (2 * SIGMA**2))
 
 
@@ -130,27 +154,40 @@ def _counts(text: str) -> Counter[Ngram]:
 
 
 @lru_cache(maxsize=4)
-def _frequencies_of_file(file: Path, changed: int) -> Frequencies:
-    documents = []
+def _frequencies_of_file(file: Path, modified_ns: int) -> Frequencies:
+    """Return the frequencies; the time of the last change is an argument so that a changed file is read again."""
+    documents: list[list[str]] = []
     with file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
-            if line.strip():
-                is_json, where = file.suffix == ".jsonl", f"{file}, line {number}"
-                documents.append(json_texts(line, "references", where, bare=True) if is_json else [line.strip()])
+            if not line.strip():
+                continue
+            if file.suffix == ".jsonl":
+                documents.append(json_texts(line, "references", f"{file}, line {number}", bare=True))
+            else:
+                documents.append([line.strip()])
+
     if not documents:
         raise ValueError(f"{file} has no references")
-    return _frequencies([_counts(text) for text in texts] for texts in documents)
+    return _frequencies(map(_counts_of_document, documents))
+
+
+def _counts_of_document(document: Sequence[str]) -> list[Counter[Ngram]]:
+    return [_counts(text) for text in document]
 
 
 def _frequencies(documents: Iterable[Sequence[Counter[Ngram]]]) -> Frequencies:
     """Return the frequencies over documents; a document is the n-gram counts of one sample's references."""
-    n_with: Counter[Ngram] = Counter()
+    # By the set: an n-gram counts once per document, however many of its references contain it.
+    n_documents_with: Counter[Ngram] = Counter()
     n_documents = 0
     for counts in documents:
-        n_with.update(set().union(*counts))
+        n_documents_with.update(set().union(*counts))
         n_documents += 1
+
+    # log(documents / documents with it) as a difference, as in the published code.
     largest = math.log(max(1, n_documents))
-    return Frequencies({ngram: largest - math.log(count) for ngram, count in n_with.items()}, largest)
+    weights = {ngram: largest - math.log(count) for ngram, count in n_documents_with.items()}
+    return Frequencies(weights, largest)
 
 
 @cache
@@ -175,20 +212,27 @@ def spice(
         MissingResourceError: see `require_spice`.
         RuntimeError: the program failed, or took too long.
     """
-    scores = [0.0 if texts else math.nan for texts in references]
-    request = [
-        {
-            "image_id": index,
-            "test": " ".join(tokens(text)),
-            "refs": [" ".join(tokens(reference)) for reference in texts if tokens(reference)],
-        }
-        for index, (text, texts) in enumerate(zip(generated_texts, references, strict=True))
-        if tokens(text) and any(tokens(reference) for reference in texts)
-    ]
+    scores = [math.nan] * len(references)
+    for index, sample_references in enumerate(references):
+        if sample_references:
+            scores[index] = 0.0
+
+    # One start of Java for all texts: it takes seconds to load the parser.
+    request = _spice_request(generated_texts, references)
     if request:
-        for item in _run(request, java_memory, timeout):
-            scores[item["image_id"]] = _number(item["scores"]["All"]["f"])
+        for result in _run(request, java_memory, timeout):
+            scores[result["image_id"]] = _number(result["scores"]["All"]["f"])
     return scores
+
+
+def _spice_request(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Return the input of the program, in its own keys: only texts with words, and their references with words."""
+    request = []
+    for index, (generated, sample_references) in enumerate(zip(generated_texts, references, strict=True)):
+        reference_texts = [" ".join(tokens(reference)) for reference in sample_references if tokens(reference)]
+        if tokens(generated) and reference_texts:
+            request.append({"image_id": index, "test": " ".join(tokens(generated)), "refs": reference_texts})
+    return request
 
 
 def require_spice(needed_by: str) -> None:
@@ -199,36 +243,51 @@ def require_spice(needed_by: str) -> None:
         MissingResourceError: Java or CoreNLP's jars are missing; the message lists all of them.
     """
     libraries = _folder(needed_by) / "lib"
+    missing: list[tuple[str, str, str]] = []  # resource, command that installs it, what to do offline
+
+    # Java 15 has no JavaScript engine, with which the program writes its results.
     java = _java()
     version = _java_version(java) if java else None
-    lacks: list[tuple[str, str, str]] = []  # resource, command that installs it, what to do offline
     if version is None or not OLDEST_JAVA <= version <= NEWEST_JAVA:
-        found = "none is found" if java is None else f"{java} is Java {version}" if version else f"{java} does not run"
-        lacks.append((f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({found})", *_INSTALL_JAVA))
-    if missing := [name for name in CORENLP_JARS if not (libraries / name).is_file()]:
-        copy = f"copy {' and '.join(missing)} of {_CORENLP} to {libraries}"
-        lacks.append((f"CoreNLP 3.6.0 ({', '.join(missing)})", _DOWNLOAD, copy))
-    if lacks:
-        resources, commands, offline = zip(*lacks, strict=True)
+        if java is None:
+            problem = "none is found"
+        elif version:
+            problem = f"{java} is Java {version}"
+        else:
+            problem = f"{java} does not run"
+        missing.append((f"Java {OLDEST_JAVA} to {NEWEST_JAVA} ({problem})", *_INSTALL_JAVA))
+
+    jars = [name for name in CORENLP_JARS if not (libraries / name).is_file()]
+    if jars:
+        copy = f"copy {' and '.join(jars)} of {_CORENLP} to {libraries}"
+        missing.append((f"CoreNLP 3.6.0 ({', '.join(jars)})", _DOWNLOAD, copy))
+
+    if missing:
+        resources, commands, offline = zip(*missing, strict=True)
         raise MissingResourceError(
             " and ".join(resources), needed_by=needed_by, command="; ".join(commands), offline="; ".join(offline)
         )
 
 
 def _run(request: list[dict[str, Any]], java_memory: str, timeout: float) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory(prefix="spice") as place:
-        asked, answered = Path(place) / "in.json", Path(place) / "out.json"
-        asked.write_text(json.dumps(request), encoding="ascii")
+    with tempfile.TemporaryDirectory(prefix="spice") as temporary_folder:
+        # ASCII with escapes: Java reads files in the encoding of the system.
+        input_file = Path(temporary_folder) / "in.json"
+        output_file = Path(temporary_folder) / "out.json"
+        input_file.write_text(json.dumps(request), encoding="ascii")
+
         folder = _folder("SPICE")
-        command = [_java() or "java", f"-Xmx{java_memory}", "-jar", str(folder / JAR), str(asked)]
-        command += ["-out", str(answered), "-cache", _parses(), "-silent"]
+        command = [_java() or "java", f"-Xmx{java_memory}", "-jar", str(folder / JAR), str(input_file)]
+        command += ["-out", str(output_file), "-cache", _parses(), "-silent"]
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, errors="replace", timeout=timeout)
+            result = subprocess.run(command, cwd=folder, capture_output=True, errors="replace", timeout=timeout)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(f"SPICE took more than {timeout:g} s for {len(request)} texts") from error
-        if done.returncode or not answered.is_file():
-            raise RuntimeError(f"SPICE failed (exit status {done.returncode}): {done.stderr[-_SHOWN:].strip()}")
-        return json.loads(answered.read_text(encoding="utf-8"))
+
+        # A file of a program that failed may be incomplete, and one that ended well may have written none.
+        if result.returncode or not output_file.is_file():
+            raise RuntimeError(f"SPICE failed (exit status {result.returncode}): {result.stderr[-_SHOWN:].strip()}")
+        return json.loads(output_file.read_text(encoding="utf-8"))
 
 
 @cache
@@ -256,8 +315,10 @@ def _java_version(java: str) -> int | None:
         message = subprocess.run([java, "-version"], capture_output=True, errors="replace", timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.search(message.stderr + message.stdout)
-    return int(found[1]) if found else None
+
+    # `version "1.8.0_392"` is Java 8, `version "11.0.21"` Java 11.
+    version = _VERSION.search(message.stderr + message.stdout)
+    return int(version[1]) if version else None
 
 
 def _number(value: Any) -> float:

@@ -39,9 +39,12 @@ Value: TypeAlias = Literal["logit", "probability"]
 DEFAULT_BLEURT = "bleurt-base-128"
 
 CHECKPOINTS = {
-    f"bleurt-{size}-{length}": (f"Elron/bleurt-{size}-{length}", length)
-    for size in ("tiny", "base", "large")
-    for length in (128, 512)
+    "bleurt-tiny-128": ("Elron/bleurt-tiny-128", 128),
+    "bleurt-tiny-512": ("Elron/bleurt-tiny-512", 512),
+    "bleurt-base-128": ("Elron/bleurt-base-128", 128),
+    "bleurt-base-512": ("Elron/bleurt-base-512", 512),
+    "bleurt-large-128": ("Elron/bleurt-large-128", 128),
+    "bleurt-large-512": ("Elron/bleurt-large-512", 512),
 }
 """Published name -> hub id of the plain BERT, and the maximum number of tokens of a pair."""
 
@@ -97,9 +100,12 @@ class Classifier(FrozenModel):
         """
         import torch
 
-        model, tokenizer = self.model, self.tokenizer
+        model = self.model
+        tokenizer = self.tokenizer
         if not texts:
             return torch.zeros(0, self.n_labels)
+
+        # One token less if the end-of-text token is appended after the truncation.
         limits = (longest_input(model, tokenizer), self.max_length)
         limit = min((limit - append_eos for limit in limits if limit is not None), default=None)
         encoded = tokenizer(
@@ -110,30 +116,40 @@ class Classifier(FrozenModel):
             max_length=limit,
             verbose=False,
         )
+
+        # Lists of token ids and, for pairs, of the segment of each token (0 first text, 1 second text).
         rows = {"input_ids": encoded["input_ids"]}
         if second_texts is not None and "token_type_ids" in encoded:
             rows["token_type_ids"] = encoded["token_type_ids"]
-        if append_eos and tokenizer.eos_token_id is None:
-            raise ModelError(f"append_eos: the tokenizer of {self.model_name!r} has no end-of-text token")
         if append_eos:
-            for ids, *others in zip(*rows.values(), strict=True):
-                if tokenizer.eos_token_id not in ids[-1:]:
-                    ids.append(tokenizer.eos_token_id)
-                    for values in others:  # the token belongs to the second text
-                        values.append(values[-1] if values else 0)
-        special = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-        for index, ids in enumerate(rows["input_ids"]):
-            if not ids:  # an empty text and a tokenizer without special tokens
-                for name, values in rows.items():
-                    values[index] = [next(id for id in special if id is not None) if name == "input_ids" else 0]
+            self._append_eos(rows)
+        _fill_empty_rows(rows, tokenizer)
+
+        # [n, n_labels], in the order of the texts: each batch is written to the rows of its texts.
         results = torch.zeros(len(texts), self.n_labels)
         with torch.inference_mode():
-            for chosen in _batches(rows["input_ids"], self.batch_size, model.config):
-                batch = {name: [values[index] for index in chosen] for name, values in rows.items()}
+            for indices in _batches(rows["input_ids"], self.batch_size, model.config):
+                batch = {}
+                for name, values in rows.items():
+                    batch[name] = [values[index] for index in indices]
                 with _ONE_AT_A_TIME:
-                    results[chosen] = _forward(model, batch).float().cpu()
+                    results[indices] = _forward(model, batch).float().cpu()
+
         require_finite(results, self.role, self.model_name)
         return results
+
+    def _append_eos(self, rows: Mapping[str, list[list[int]]]) -> None:
+        """Append the end-of-text token to each row that does not end with it; it belongs to the last segment."""
+        eos_token_id = self.tokenizer.eos_token_id
+        if eos_token_id is None:
+            raise ModelError(f"append_eos: the tokenizer of {self.model_name!r} has no end-of-text token")
+
+        segments = rows.get("token_type_ids")
+        for index, ids in enumerate(rows["input_ids"]):
+            if eos_token_id not in ids[-1:]:
+                ids.append(eos_token_id)
+                if segments is not None:
+                    segments[index].append(segments[index][-1] if segments[index] else 0)
 
     def label_index(self, label: int | str | None, *, single: bool = True, config: Any = None) -> int:
         """Return the index of a label's logit.
@@ -153,17 +169,21 @@ class Classifier(FrozenModel):
             raise ModelError(f"{self.model_name!r} has one logit, whose probability is always 1: use 'reward_model'")
         if label is None and n_labels == 1:
             return 0
+
+        # A number is an index and a text a name: if a checkpoint names its labels "1" to "5", 1 and "1" differ.
         names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
         index = names.index(label) if label in names else label
         if isinstance(index, int) and 0 <= index < n_labels:
             return index
+
         known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
-        asked = "no label is selected" if label is None else f"there is no label {label!r}"
-        raise ModelError(f"{self.model_name!r}: {asked}; its labels are {known}")
+        problem = "no label is selected" if label is None else f"there is no label {label!r}"
+        raise ModelError(f"{self.model_name!r}: {problem}; its labels are {known}")
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
         """Call `label_index` for a local checkpoint, without loading weights."""
-        if (config := self.local_config()) is not None:
+        config = self.local_config()
+        if config is not None:
             self.label_index(label, single=single, config=config)
 
 
@@ -194,6 +214,7 @@ class LabelProbability(ModelArguments, Score):
 
     def per_text(self, texts: Texts) -> list[float]:
         index = self.classifier.label_index(self.label_ix, single=False)
+        # [n, n_labels]; the softmax of one logit is always 1, which `single=False` refuses.
         logits = self.classifier.logits(texts.to_read(with_prompts=self.include_prompt_for_eval))
         return logits.softmax(dim=1)[:, index].tolist()
 
@@ -237,37 +258,46 @@ class RewardModelScore(ModelArguments, Score):
         recorded = getattr(self.classifier.model.config, RECORDED, None)
         if recorded is not None:
             return bool(recorded)
-        tokenizer, name = self.classifier.tokenizer, self.classifier.model_name
-        # The tokenizer may already end its output with a special token.
+
+        # No warning if the tokenizer already ends its output with a special token, as BERT's does with [SEP], or if the
+        # chat template is responsible for the end.
+        tokenizer = self.classifier.tokenizer
         ends_itself = tokenizer("a", verbose=False)["input_ids"][-1] in tokenizer.all_special_ids
         if tokenizer.eos_token is not None and not ends_itself and self.template != "chat":
             logger.warning(
                 "the reward model %r gets texts without an end-of-text token, and its config.json does not record "
                 "append_eos. If the model was trained with that token, its scores are wrong: set append_eos to true "
                 "(or to false to disable this warning), or add it to config.json",
-                name,
+                self.classifier.model_name,
             )
         return False
 
     def per_text(self, texts: Texts) -> list[float]:
         index = self.classifier.label_index(self.label)
         logits = self._logits(texts)
+
+        # [n]. A single logit is that of a yes or no (Bradley-Terry), whose probability is the sigmoid.
         values = logits[:, index]
         if self.value == "probability":
             values = values.sigmoid() if logits.shape[1] == 1 else logits.softmax(dim=1)[:, index]
+
         values = values * self.scale
         if self.clip is not None:
             values = values.clamp(-self.clip, self.clip)
         return values.tolist()
 
     def _logits(self, texts: Texts) -> torch.Tensor:
-        ends = self.ends_with_eos
+        append_eos = self.ends_with_eos
         if self.template == "pair":
-            return self.classifier.logits(texts.prompts, texts.responses, append_eos=ends)
+            return self.classifier.logits(texts.prompts, texts.responses, append_eos=append_eos)
+
+        # A chat template writes the special tokens itself: a second beginning-of-text token would change the score.
         if self.template == "chat":
             chats = [self._chat(*turn) for turn in zip(texts.prompts, texts.responses, strict=True)]
-            return self.classifier.logits(chats, add_special_tokens=False, append_eos=ends)
-        return self.classifier.logits(texts.to_read(with_prompts=self.template == "text"), append_eos=ends)
+            return self.classifier.logits(chats, add_special_tokens=False, append_eos=append_eos)
+
+        inputs = texts.to_read(with_prompts=self.template == "text")
+        return self.classifier.logits(inputs, append_eos=append_eos)
 
     def _chat(self, prompt: str, response: str) -> str:
         tokenizer = self.classifier.tokenizer
@@ -300,14 +330,25 @@ class Bleurt(ModelArguments, Score):
         name = self.checkpoint or DEFAULT_BLEURT
         if name.startswith("BLEURT-20"):
             raise ValueError(f"{name} is not plain BERT and cannot be loaded; available: {', '.join(CHECKPOINTS)}")
-        name, tuned_with = CHECKPOINTS.get(name, (name, dict(CHECKPOINTS.values()).get(name)))
-        limit = self.max_length or tuned_with
-        self.classifier = classifier_of(self, name, role="BLEURT checkpoint", truncation_side="right", max_length=limit)
+
+        # The length with which a checkpoint was tuned is known by its published name and by its id on the hub.
+        published_length = dict(CHECKPOINTS.values()).get(name)
+        if name in CHECKPOINTS:
+            name, published_length = CHECKPOINTS[name]
+        self.classifier = classifier_of(
+            self,
+            name,
+            role="BLEURT checkpoint",
+            truncation_side="right",
+            max_length=self.max_length or published_length,
+        )
         self.classifier.check_label(None)
 
     def per_text(self, texts: Texts) -> list[float]:
-        pairs, index = texts.pairs(), self.classifier.label_index(None)
-        logits = self.classifier.logits([reference for _, reference in pairs], [text for text, _ in pairs])
+        # The reference comes first, as in the training of BLEURT; the score is not symmetric.
+        pairs = texts.pairs()
+        index = self.classifier.label_index(None)
+        logits = self.classifier.logits([reference for _, reference in pairs], [response for response, _ in pairs])
         return texts.best(dict(zip(pairs, logits[:, index].tolist(), strict=True)))
 
 
@@ -327,18 +368,21 @@ class IntentMatch(ModelArguments, Score):
         self.classifier = classifier_of(self, self.model_name, role="classifier of intents")
 
     def per_text(self, texts: Texts) -> list[float]:
-        targets = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]
+        # Intents count from 1, labels of the classifier from 0.
+        intents = [_intent(meta, prompt) for meta, prompt in zip(texts.metas, texts.prompts, strict=True)]
         n_labels = self.classifier.n_labels
-        for target, prompt in zip(targets, texts.prompts, strict=True):
-            if not 1 <= target <= n_labels:
+        for intent, prompt in zip(intents, texts.prompts, strict=True):
+            if not 1 <= intent <= n_labels:
                 raise ValueError(
-                    f"the sample with the prompt {prompt[:60]!r} has the intent {target}; the classifier has "
+                    f"the sample with the prompt {prompt[:60]!r} has the intent {intent}; the classifier has "
                     f"1 to {n_labels}"
                 )
+
+        # The input of the classifier's training: the last utterance of the context, <EOU>, the response.
         turns = zip(texts.prompts, texts.responses, strict=True)
         inputs = [f"{last_utterance(prompt)}{END_OF_UTTERANCE}{response}" for prompt, response in turns]
-        seen = self.classifier.logits(inputs).argmax(dim=1).tolist()
-        return [float(label == target - 1) for label, target in zip(seen, targets, strict=True)]
+        labels = self.classifier.logits(inputs).argmax(dim=1).tolist()
+        return [float(label == intent - 1) for label, intent in zip(labels, intents, strict=True)]
 
 
 def last_utterance(prompt: str) -> str:
@@ -356,6 +400,16 @@ def _intent(meta_info: Mapping[str, Any] | None, prompt: str) -> int:
     return int(intent[0])
 
 
+def _fill_empty_rows(rows: Mapping[str, list[list[int]]], tokenizer: Any) -> None:
+    """Put one special token into each empty row: that of an empty text and a tokenizer without special tokens."""
+    special_ids = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+    first_special_id = next(id for id in special_ids if id is not None)
+    for index, ids in enumerate(rows["input_ids"]):
+        if not ids:
+            for name, values in rows.items():
+                values[index] = [first_special_id] if name == "input_ids" else [0]
+
+
 def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:
     """Yield batches of indices, longest rows first, so that a lack of memory shows in the first batch."""
     order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
@@ -365,13 +419,17 @@ def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterato
 
 def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterator[list[int]]:
     """Yield batches by length; in encoder-decoders the rows of a batch must have equally many end-of-text tokens."""
-    end = config.eos_token_id if config.is_encoder_decoder else None
-    by_ends: dict[int, list[int]] = {}
+    # BART takes the score at the last end-of-text token, by a mask that must have equally many entries in each row.
+    eos_token_id = config.eos_token_id if config.is_encoder_decoder else None
+    by_n_eos: dict[int, list[int]] = {}
     for index, row in enumerate(rows):
-        by_ends.setdefault(row.count(end) if end is not None else 0, []).append(index)
-    for indices in by_ends.values():
-        for chosen in batches_by_length([rows[index] for index in indices], batch_size):
-            yield [indices[place] for place in chosen]
+        n_eos = row.count(eos_token_id) if eos_token_id is not None else 0
+        by_n_eos.setdefault(n_eos, []).append(index)
+
+    # `batches_by_length` returns positions within the group, not indices of rows.
+    for group in by_n_eos.values():
+        for positions in batches_by_length([rows[index] for index in group], batch_size):
+            yield [group[position] for position in positions]
 
 
 def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
@@ -383,6 +441,8 @@ def _forward(model: Any, batch: dict[str, list[list[int]]]) -> torch.Tensor:
     config = model.config.get_text_config()
     if config.pad_token_id is not None:
         return model(**_tensors(batch, config.pad_token_id, model.device)).logits
+
+    # Among n + 1 ids there is one that is none of the n last tokens.
     last = {row[-1] for row in batch["input_ids"]}
     config.pad_token_id = next(token for token in range(len(last) + 1) if token not in last)
     try:

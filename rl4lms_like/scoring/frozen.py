@@ -88,31 +88,34 @@ class FrozenModel:
     @cached_property
     def loaded(self) -> Loaded:
         """Model and tokenizer; if they cannot be loaded, a `ModelError` names the checkpoint and the reason."""
-        setting = tuple(value for name, value in sorted(vars(self).items()) if name not in _NOT_LOADED)
-        return shared((*setting, existing_device(self.device), version_of(self.model_name)), self._load)
+        # All other settings, those of subclasses too, make a difference to what is loaded, so they are in the key.
+        settings = tuple(value for name, value in sorted(vars(self).items()) if name not in _NOT_LOADED)
+        return shared((*settings, existing_device(self.device), version_of(self.model_name)), self._load)
 
     def local_config(self) -> Any:
         """Return the config in a local folder, or raise a `ModelError`; None for a checkpoint of the hub."""
-        place = place_of(self.model_name)
-        if not Path(place).is_dir():
+        location = place_of(self.model_name)
+        if not Path(location).is_dir():
             return None
+
         from transformers import AutoConfig
 
         try:
-            return AutoConfig.from_pretrained(place, trust_remote_code=self.trust_remote_code)
+            return AutoConfig.from_pretrained(location, trust_remote_code=self.trust_remote_code)
         except Exception as error:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
 
     def _check_weights(self) -> None:
         """Raise an error for a local folder that lacks weights, before any are read."""
-        place = place_of(self.model_name)
-        if not (Path(place) / "config.json").is_file():
+        location = place_of(self.model_name)
+        if not (Path(location) / "config.json").is_file():
             return
+
         import transformers
 
         check_complete(
             getattr(transformers, self.auto_class),
-            place,
+            location,
             role=self.role,
             model_name=self.model_name,
             trust_remote_code=self.trust_remote_code,
@@ -130,8 +133,11 @@ class FrozenModel:
             )
         except Exception as error:
             raise ModelError(cannot_load(self.role, self.model_name, error)) from error
+
+        # Without dropout, so that a text always gets the same score.
         model = self._load_model(getattr(torch, self.dtype))
-        return Loaded(model.to(existing_device(self.device)).eval().requires_grad_(False), tokenizer)
+        model = model.to(existing_device(self.device)).eval().requires_grad_(False)
+        return Loaded(model, tokenizer)
 
     def _load_model(self, dtype: Any) -> Any:
         import transformers
@@ -146,15 +152,16 @@ class FrozenModel:
         )
 
     def __getstate__(self) -> dict[str, Any]:
+        # Without the weights: a process that gets this object loads them itself, on its own device.
         return {name: value for name, value in vars(self).items() if name != "loaded"}
 
 
 def shared(key: Hashable, load: Callable[[], T]) -> T:
     """Return the live object under the key, else the result of `load`; only a weak reference to it is kept."""
-    found = _ALIVE.get(key)
-    if found is None:
-        found = _ALIVE[key] = load()
-    return found
+    live = _ALIVE.get(key)
+    if live is None:
+        live = _ALIVE[key] = load()
+    return live
 
 
 def require_finite(answers: Any, what: str, model_name: str) -> None:
@@ -164,10 +171,12 @@ def require_finite(answers: Any, what: str, model_name: str) -> None:
     """
     import torch
 
+    # Indices of the values that are not finite, [n_broken, n_dimensions]; the first column is the input.
     answers = torch.as_tensor(answers)
     broken = (~answers.isfinite()).nonzero()
     if len(broken):
-        first, n_inputs = answers[tuple(broken[0])].item(), broken[:, 0].unique().numel()
+        first = answers[tuple(broken[0])].item()
+        n_inputs = broken[:, 0].unique().numel()
         raise ModelError(
             f"the {what} {model_name!r} returned {first} for input {int(broken[0, 0])}, the first of {n_inputs} such "
             f"inputs out of {len(answers)}: the weights are corrupt, or the values overflow (try another dtype)"
@@ -190,19 +199,26 @@ def longest_input(model: Any, tokenizer: Any) -> int | None:
     """
     import torch
 
+    # Tokenizer and config may lack a limit or have a wrong one. A position beyond the table of embeddings is an error,
+    # on a GPU one after which the process cannot use the GPU any more.
     limits = [getattr(tokenizer, "model_max_length", None), n_positions(model)]
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) and name.endswith("position_embeddings"):
             unused = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - unused)
+
     return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT), default=None)
 
 
 def n_positions(model: Any) -> int | None:
     """Return the number of positions in a model's config, or None if the config has no such entry."""
+    # BERT's name and GPT-2's name. A model with relative positions may have neither.
     config = model.config.get_text_config()
-    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
-    return next((n for n in found if isinstance(n, int) and n > 0), None)
+    for name in ("max_position_embeddings", "n_positions"):
+        number = getattr(config, name, None)
+        if isinstance(number, int) and number > 0:
+            return number
+    return None
 
 
 def model_inputs(rows: Sequence[Sequence[int]], padding: int, device: Any) -> dict[str, Any]:

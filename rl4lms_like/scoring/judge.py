@@ -23,6 +23,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
@@ -62,7 +63,9 @@ Which response is more helpful, correct and well written? Explain your choice in
 a last line of this form:
 Winner: <choice>"""
 
-_SCORE, _WINNER = r"(?i)score:[\s*]*(-?\d+(?:\.\d+)?)", r"(?i)winner:[\s*]*(A|B|tie)\b"
+# Models like to write "**Score:** 7" in Markdown, hence the asterisks.
+_SCORE = r"(?i)score:[\s*]*(-?\d+(?:\.\d+)?)"
+_WINNER = r"(?i)winner:[\s*]*(A|B|tie)\b"
 _POINTS = {"a": 1.0, "tie": 0.5, "b": 0.0}
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OBJECT = re.compile(r'\{\s*"')
@@ -88,17 +91,25 @@ class AnswerCache:
 
     def read(self, keys: Sequence[str]) -> dict[str, str]:
         """Return the stored answers by key."""
+        answers = {}
         with self._database() as database:
-            rows = (database.execute("SELECT key, answer FROM answers WHERE key = ?", (key,)) for key in keys)
-            return {key: json.loads(answer) for row in rows for key, answer in row}
+            # One query for each key: SQLite limits the number of parameters of a query.
+            for key in keys:
+                row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+                if row is not None:
+                    answers[key] = json.loads(row[0])
+        return answers
 
     def write(self, key: str, answer: str) -> None:
         """Store an answer; after the return it survives the end of the process."""
-        with self._database() as database:  # as JSON: SQLite rejects lone surrogates
+        # As JSON, because SQLite rejects lone surrogates.
+        with self._database() as database:
             database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, json.dumps(answer)))
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
+        # A connection for each use: one connection must not be used by several threads or after a fork. As a context
+        # manager it commits, and `closing` closes it.
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with closing(sqlite3.connect(self._file, timeout=_LOCKED_S)) as database, database:
@@ -158,13 +169,18 @@ class LLMJudge(Score):
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        template, regex = (RATE, _SCORE) if self.compare_with is None else (COMPARE, _WINNER)
-        self._template = template if self.template is None else self.template
-        self._regex = regex if self.score_regex is None else self.score_regex
-        if issues := list(self._issues()):
+        is_rating = self.compare_with is None
+        default_template = RATE if is_rating else COMPARE
+        default_regex = _SCORE if is_rating else _WINNER
+        self._template = default_template if self.template is None else self.template
+        self._regex = default_regex if self.score_regex is None else self.score_regex
+
+        issues = list(self._issues())
+        if issues:
             raise ValueError("; ".join(issues))
         self._pattern = compiled(self._regex)
         self.needs_references = self.compare_with == "references" or "{reference}" in self._template
+
         self._cache = None if self.cache is None else AnswerCache(self.cache)
         self._loop = EventLoop("judge")
         self._client = HttpClient(
@@ -174,7 +190,9 @@ class LLMJudge(Score):
             headers_from_env=self.headers_from_env,
             max_connections=self.concurrency,
         )
-        self._n_requests, self._seconds = 0, 0.0
+        # Of this process, in all calls: what `max_requests` and `max_seconds` limit.
+        self._n_requests = 0
+        self._seconds = 0.0
 
     def _issues(self) -> Iterator[str]:
         """Yield everything that is wrong with the arguments."""
@@ -189,20 +207,27 @@ class LLMJudge(Score):
                 check()
             except ValueError as error:
                 yield str(error)
-        needed = ("response",) if self.compare_with is None else ("response_a", "response_b")
-        found = _PLACEHOLDER.findall(self._template)
-        for name in sorted({*found} - {*needed, "prompt", "reference"}):
-            known = ", ".join(f"{{{each}}}" for each in (*needed, "prompt", "reference"))
-            yield f"template: unknown placeholder {{{name}}}; known: {known}"
-        for name in needed:
-            if name not in found:
-                yield f"template: has no placeholder {{{name}}}"
+        yield from self._template_issues()
+
         if self.score_range is not None and not self.score_range[0] < self.score_range[1]:
             yield f"score_range: expected [low, high] with low below high, got {list(self.score_range)}"
         if self.compare_with is not None and (self.score_range != _RANGE or not self.rescale):
             yield "score_range, rescale: have no effect with compare_with; remove them"
         if self.n_samples > 1 and self.temperature == 0:
             yield "temperature: answers at temperature 0 are equal; for n_samples above 1 set it above 0"
+
+    def _template_issues(self) -> Iterator[str]:
+        """Yield placeholders that nothing would replace, and those without which the model sees no response."""
+        needed = ("response",) if self.compare_with is None else ("response_a", "response_b")
+        known = (*needed, "prompt", "reference")
+        placeholders = _PLACEHOLDER.findall(self._template)
+
+        for name in sorted({*placeholders} - {*known}):
+            listed = ", ".join(f"{{{placeholder}}}" for placeholder in known)
+            yield f"template: unknown placeholder {{{name}}}; known: {listed}"
+        for name in needed:
+            if name not in placeholders:
+                yield f"template: has no placeholder {{{name}}}"
 
     def _check_regex(self) -> None:
         if self.score_regex is not None and self.score_json is not None:
@@ -211,7 +236,9 @@ class LLMJudge(Score):
             raise ValueError(f"score_regex: expected one group, {self._regex!r} has {compiled(self._regex).groups}")
 
     def _check_request(self) -> None:
-        if names := {"model", "messages", "temperature", "n", "stream"} & {*(self.request or {})}:
+        # Fields that other arguments set, and those that would change the form of the answer.
+        names = {"model", "messages", "temperature", "n", "stream"} & {*(self.request or {})}
+        if names:
             raise ValueError(f"request: {', '.join(sorted(names))} cannot be set here")
         try:
             json.dumps(self.request)
@@ -221,8 +248,9 @@ class LLMJudge(Score):
     def per_text(self, texts: Texts) -> list[float]:
         if self.compare_with is not None:
             return self._win_rates(texts)
-        columns = zip(texts.prompts, texts.responses, texts.references, strict=True)
-        return self._means([self._message(prompt, references, response=text) for prompt, text, references in columns])
+        rows = zip(texts.prompts, texts.responses, texts.references, strict=True)
+        messages = [self._message(prompt, references, response=text) for prompt, text, references in rows]
+        return self._means(messages)
 
     def compare(self, texts: Texts, others: Sequence[str]) -> list[float]:
         """Compare the response of each sample with another text, in both orders.
@@ -230,60 +258,99 @@ class LLMJudge(Score):
         Returns:
             1 if the response wins in both orders, 0 if the other text does, else 0.5; equal texts are not compared.
         """
-        asked = [index for index, other in enumerate(others) if texts.responses[index] != other]
+        compared = [index for index, other in enumerate(others) if texts.responses[index] != other]
         messages = []
-        for index in asked:
-            a, b, sample = texts.responses[index], others[index], (texts.prompts[index], texts.references[index])
-            messages += [self._message(*sample, response_a=one, response_b=two) for one, two in ((a, b), (b, a))]
+        for index in compared:
+            messages += self._both_orders(texts, others, index)
         means = self._means(messages)
+
+        # Mean points of A, which is the response in the first order and the other text in the second. What wins only as
+        # A, or only as B, wins by its position: a tie.
         results = [0.5] * len(others)
-        for index, first, second in zip(asked, means[::2], means[1::2], strict=True):
-            results[index] = 1.0 if first > 0.5 > second else 0.0 if first < 0.5 < second else 0.5
+        for index, as_a, other_as_a in zip(compared, means[::2], means[1::2], strict=True):
+            if as_a > 0.5 > other_as_a:
+                results[index] = 1.0
+            elif as_a < 0.5 < other_as_a:
+                results[index] = 0.0
         return results
+
+    def _both_orders(self, texts: Texts, others: Sequence[str], index: int) -> list[str]:
+        """Return the messages that compare a response with the other text, first as A and then as B."""
+        prompt = texts.prompts[index]
+        references = texts.references[index]
+        response = texts.responses[index]
+        return [
+            self._message(prompt, references, response_a=response, response_b=others[index]),
+            self._message(prompt, references, response_a=others[index], response_b=response),
+        ]
 
     def _win_rates(self, texts: Texts) -> list[float]:
         """Return the mean result of each response against all texts with which it is compared."""
-        pairs: list[tuple[int, int | None, str]] = []
-        if self.compare_with == "references":
-            pairs = [(i, None, text) for i, references in enumerate(texts.references) for text in references]
-        else:
-            same: dict[str, list[int]] = {}
-            for i, prompt in enumerate(texts.prompts):
-                same.setdefault(prompt, []).append(i)
-            for prompt, group in same.items():
-                if len(group) == 1:
-                    hint = "set alg.args.group_size above 1, without env.reward_workers, or compare_with: references"
-                    raise ValueError(f"compare_with: a single response to the prompt {beginning(prompt)}; {hint}")
-                pairs += [(i, j, texts.responses[j]) for i in group for j in group if i < j]
-        won = self.compare(texts.chosen([i for i, _, _ in pairs]), [text for _, _, text in pairs])
         results: list[list[float]] = [[] for _ in texts.responses]
-        for (i, j, _), result in zip(pairs, won, strict=True):
-            results[i].append(result)
-            if j is not None:
-                results[j].append(1 - result)
-        return [fmean(each) for each in results]
+        if self.compare_with == "references":
+            indices = []
+            references: list[str] = []
+            for index, sample_references in enumerate(texts.references):
+                indices += [index] * len(sample_references)
+                references += sample_references
+            for index, result in zip(indices, self.compare(texts.chosen(indices), references), strict=True):
+                results[index].append(result)
+            return [fmean(sample_results) for sample_results in results]
+
+        # Each pair of responses to a prompt is compared once: what one wins, the other loses.
+        pairs = _pairs_of_one_prompt(texts.prompts)
+        others = [texts.responses[second] for _, second in pairs]
+        compared = self.compare(texts.chosen([first for first, _ in pairs]), others)
+        for (first, second), result in zip(pairs, compared, strict=True):
+            results[first].append(result)
+            results[second].append(1 - result)
+        return [fmean(sample_results) for sample_results in results]
 
     def _message(self, prompt: str, references: Sequence[str], **texts: str) -> str:
+        # In one pass, so that a placeholder in a response stays as it is: it would otherwise change the instructions.
         texts |= {"prompt": prompt, "reference": "\n".join(references)}
-        return _PLACEHOLDER.sub(lambda found: texts[found[1]], self._template)
+        return _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
 
     def _means(self, messages: Sequence[str]) -> list[float]:
         """Return the mean value of the answers to each message; equal messages are sent once."""
-        keys = {text: [self._key(text, sample) for sample in range(self.n_samples)] for text in messages}
-        asked = {key: text for text, own in keys.items() for key in own}
-        stored = {} if self._cache is None else self._cache.read(list(asked))
-        values = {key: value for key, answer in stored.items() if (value := self._value(answer)) is not None}
-        missing = [key for key in asked if key not in values]
+        # `n_samples` answers for each distinct message, each with a key of its own.
+        keys_of = {message: self._keys(message) for message in messages}
+        message_of: dict[str, str] = {}
+        for message, keys in keys_of.items():
+            message_of |= dict.fromkeys(keys, message)
+
+        # Before the first request: paying for a part of the answers would be of no use.
+        values = self._stored_values(list(message_of))
+        missing = [key for key in message_of if key not in values]
         if self.max_requests is not None and self._n_requests + len(missing) > self.max_requests:
             left = f"{len(missing)} requests are needed and {self.max_requests - self._n_requests} are left"
             raise RemoteError(f"{self.url}: {left} of max_requests: {self.max_requests}")
+
         start = time.monotonic()
         try:
-            found = self._loop.run(self._in_time([partial(self._ask, key, asked[key]) for key in missing]))
+            calls = [partial(self._ask, key, message_of[key]) for key in missing]
+            new_values = self._loop.run(self._in_time(calls))
         finally:
             self._seconds += time.monotonic() - start
-        values |= zip(missing, found, strict=True)
-        return [fmean(values[key] for key in keys[text]) for text in messages]
+        values |= zip(missing, new_values, strict=True)
+
+        means = []
+        for message in messages:
+            means.append(fmean(values[key] for key in keys_of[message]))
+        return means
+
+    def _stored_values(self, keys: Sequence[str]) -> dict[str, float]:
+        """Return the values of the stored answers, by key."""
+        values: dict[str, float] = {}
+        if self._cache is None:
+            return values
+
+        # An answer may be of a run with another regex or range, under which it has a value, while here it has none.
+        for key, answer in self._cache.read(keys).items():
+            value = self._value(answer)
+            if value is not None:
+                values[key] = value
+        return values
 
     async def _in_time(self, calls: Sequence[Callable[[], Awaitable[float]]]) -> list[float]:
         left = None if self.max_seconds is None or not calls else self.max_seconds - self._seconds
@@ -294,10 +361,17 @@ class LLMJudge(Score):
 
     def _body(self, message: str) -> bytes:
         body = {"model": self.model, "messages": [{"role": "user", "content": message}], **(self.request or {})}
-        return json.dumps(body if self.temperature is None else body | {"temperature": self.temperature}).encode()
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        return json.dumps(body).encode()
 
-    def _key(self, message: str, sample: int) -> str:
-        return sha256(b"\n".join([self.url.encode(), self._body(message), str(sample).encode()])).hexdigest()
+    def _keys(self, message: str) -> list[str]:
+        """Return the cache keys of a message's samples: hashes of URL, request and number of the sample."""
+        keys = []
+        for sample in range(self.n_samples):
+            content = b"\n".join([self.url.encode(), self._body(message), str(sample).encode()])
+            keys.append(sha256(content).hexdigest())
+        return keys
 
     async def _ask(self, key: str, message: str) -> float:
         """Return the value of the first answer that has one, and store that answer."""
@@ -308,6 +382,8 @@ class LLMJudge(Score):
                 if self._cache is not None:
                     self._cache.write(key, answer)
                 return value
+
+        # An answer without a score is no score of 0: the run stops, and the message shows the last answer.
         what = f"the key {self.score_json!r}" if self.score_json else f"the regex {self._regex!r}"
         valid = "" if self.compare_with or self.score_range is None else " from {:g} to {:g}".format(*self.score_range)
         detail = f"answered {self.repeats + 1} times without a valid score{valid} under {what}; the last answer"
@@ -315,9 +391,11 @@ class LLMJudge(Score):
 
     async def _answer(self, message: str) -> str:
         """Return the text of one answer without secrets, which a server may repeat."""
-        if self.max_requests is not None and self._n_requests >= self.max_requests:  # answers were asked for again
+        # Checked again, because repeated answers come on top of the requests that `_means` counted.
+        if self.max_requests is not None and self._n_requests >= self.max_requests:
             raise RemoteError(f"{self.url}: no request is left of max_requests: {self.max_requests}")
         self._n_requests += 1
+
         content = await self._client.answer(self._body(message))
         decoded = self._client.decoded(content)
         try:
@@ -328,17 +406,34 @@ class LLMJudge(Score):
 
     def _value(self, answer: str) -> float | None:
         """Return the score in an answer, or the result for response A of a comparison; None if it has no valid one."""
-        found: Any = json_value(answer, self.score_json) if self.score_json else extracted(answer, self._pattern)
+        written: Any = json_value(answer, self.score_json) if self.score_json else extracted(answer, self._pattern)
         if self.compare_with is not None:
-            return _POINTS.get(str(found).strip().lower())
+            return _POINTS.get(str(written).strip().lower())
+
+        # {"score": true} is no score of 1.
         try:
-            score = math.nan if isinstance(found, bool) else float(found)
+            score = math.nan if isinstance(written, bool) else float(written)
         except (TypeError, ValueError, OverflowError):
             return None
         low, high = self.score_range or (-math.inf, math.inf)
         if not math.isfinite(score) or not low <= score <= high:
             return None
         return (score - low) / (high - low) if self.rescale and self.score_range else score
+
+
+def _pairs_of_one_prompt(prompts: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the pairs of indices `i < j` of equal prompts; a `ValueError` for a prompt without a second response."""
+    groups: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(index)
+
+    pairs: list[tuple[int, int]] = []
+    for prompt, group in groups.items():
+        if len(group) == 1:
+            hint = "set alg.args.group_size above 1, without env.reward_workers, or compare_with: references"
+            raise ValueError(f"compare_with: a single response to the prompt {beginning(prompt)}; {hint}")
+        pairs += combinations(group, 2)
+    return pairs
 
 
 def json_value(text: str, key: str) -> Any:
@@ -348,11 +443,15 @@ def json_value(text: str, key: str) -> Any:
         >>> json_value('I think {not 3}. ```json {"score": 4, "why": "short"}```', "score")
         4
     """
-    decoder, value, end = json.JSONDecoder(), None, 0
+    # Tried at each `{"`: a model writes text before, between and after its objects, and may repeat itself.
+    decoder = json.JSONDecoder()
+    value = None
+    end = 0
+
     while start := _OBJECT.search(text, end):
         try:
-            found, end = decoder.raw_decode(text, start.start())
-            value = found.get(key, value)
+            decoded, end = decoder.raw_decode(text, start.start())
+            value = decoded.get(key, value)
         except (ValueError, RecursionError):
             end = start.end()
     return value

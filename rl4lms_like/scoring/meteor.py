@@ -38,12 +38,16 @@ def meteor(generated_texts: Sequence[str], references: Sequence[Sequence[str]]) 
     """
     from nltk.translate.meteor_score import meteor_score
 
-    stemmer, synonyms = porter(), _synonyms()
-    split = readings(references, lambda texts: [words(text) for text in texts])
-    return [
-        float(meteor_score(tokens, words(generated), stemmer=stemmer, wordnet=synonyms))
-        for generated, tokens in zip(generated_texts, split, strict=True)
-    ]
+    # Lavie and Agarwal, section 2, with precision P and recall R of the matched words, and the number of chunks: runs
+    # of matches that are adjacent and in the same order in both texts.
+    #     F = P R / (alpha P + (1 - alpha) R)      METEOR = F (1 - gamma (n_chunks / n_matches)^beta)
+    stemmer = porter()
+    synonyms = _synonyms()
+    reference_words = readings(references, lambda texts: [words(text) for text in texts])
+    scores = []
+    for generated, tokens in zip(generated_texts, reference_words, strict=True):
+        scores.append(float(meteor_score(tokens, words(generated), stemmer=stemmer, wordnet=synonyms)))
+    return scores
 
 
 @cache
@@ -53,7 +57,12 @@ def _synonyms() -> SimpleNamespace:
 
     @lru_cache(maxsize=CACHE_SIZE)
     def synsets(word: str) -> list[SimpleNamespace]:
-        names = {lemma.name() for synset in reader.synsets(word) for lemma in synset.lemmas()}
+        names: set[str] = set()
+        for synset in reader.synsets(word):
+            names.update(lemma.name() for lemma in synset.lemmas())
+
+        # METEOR takes the union over all synsets of a word, and leaves out names of several words, which have "_": one
+        # synset with all lemmas means the same.
         lemmas = [SimpleNamespace(name=partial(str, name)) for name in sorted(names) if "_" not in name]
         return [SimpleNamespace(lemmas=lambda: lemmas)] if lemmas else []
 

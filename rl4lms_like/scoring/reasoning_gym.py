@@ -18,8 +18,10 @@ from rl4lms_like.core.errors import import_extra, require_extra
 from rl4lms_like.scoring.answers import ExactMatch, compiled, extracted
 from rl4lms_like.scoring.score import Score, Texts
 
-DATASET, CONFIG, ENTRY = "dataset", "config", "entry"
-"""Keys of `meta_data`: name and config of the data set, and its entry with the question."""
+# Keys of `meta_data`: name and config of the data set, and its entry with the question.
+DATASET = "dataset"
+CONFIG = "config"
+ENTRY = "entry"
 
 
 @dataclass(eq=False)
@@ -45,13 +47,25 @@ class ReasoningGym(Score):
             require_extra("reasoning_gym", extra="reasoning", needed_by=self.needed_by)
 
     def per_text(self, texts: Texts) -> list[float]:
-        answers = [text if self._extract is None else extracted(text, self._extract) for text in texts.responses]
-        found = [None if answer is None else " ".join(answer.split()) for answer in answers]
+        answers = [self._answer(response) for response in texts.responses]
+        scores = [0.0] * len(answers)
+
+        # An empty answer is wrong, even if a reference is empty or the package's scorer pays for it.
         if self.strict:
-            equal = ExactMatch().per_text(texts._replace(responses=[answer or "" for answer in found]))
-            return [score if answer else 0.0 for score, answer in zip(equal, found, strict=True)]
-        metas = zip(found, texts.metas, strict=True)
-        return [self._graded(answer, meta) if answer else 0.0 for answer, meta in metas]
+            is_equal = ExactMatch().per_text(texts._replace(responses=answers))
+            for index, answer in enumerate(answers):
+                if answer:
+                    scores[index] = is_equal[index]
+        else:
+            for index, answer in enumerate(answers):
+                if answer:
+                    scores[index] = self._graded(answer, texts.metas[index])
+        return scores
+
+    def _answer(self, response: str) -> str:
+        """Return the answer with its white space collapsed; empty without one."""
+        answer = response if self._extract is None else extracted(response, self._extract)
+        return "" if answer is None else " ".join(answer.split())
 
     def _graded(self, answer: str, meta: Mapping[str, Any] | None) -> float:
         if not meta or not {DATASET, CONFIG, ENTRY} <= meta.keys():

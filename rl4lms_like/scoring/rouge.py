@@ -57,26 +57,35 @@ def rouge(
     Each text is compared with its first reference, or without `use_single_ref` with the best one for each type.
     """
     require_rouge("ROUGE")
-    chosen = [texts[:1] for texts in references] if use_single_ref else references
-    read = readings(chosen, lambda texts: [_Text(text) for text in texts])
+    if use_single_ref:
+        references = [texts[:1] for texts in references]
+    read_references = readings(references, lambda texts: [_Text(text) for text in texts])
+
+    # The best reference may be another one for each type.
     scores: dict[str, list[float]] = {rouge_type: [] for rouge_type in rouge_types}
-    for generated, texts in zip(map(_Text, generated_texts), read, strict=True):
+    for generated, sample_references in zip(map(_Text, generated_texts), read_references, strict=True):
         for rouge_type in rouge_types:
-            scores[rouge_type].append(max(_f_measure(rouge_type, generated, text) for text in texts))
+            best = max(_f_measure(rouge_type, generated, reference) for reference in sample_references)
+            scores[rouge_type].append(best)
     return scores
 
 
 def lcs_length(first: Sequence[Hashable], second: Sequence[Hashable]) -> int:
     """Return the length of the longest common subsequence (Hyyrö, 2004)."""
+    # Token -> number whose bit i is set where first[i] is that token.
     positions: dict[Hashable, int] = {}
     for index, token in enumerate(first):
         positions[token] = positions.get(token, 0) | 1 << index
-    everywhere = (1 << len(first)) - 1
-    row = everywhere  # bit i is 0 if the subsequence grows at first[i]
+
+    # A row of the table of lengths L[j, i], as differences: bit i is 0 where L[j, i + 1] = L[j, i] + 1. One addition
+    # does a whole row, because its carry runs from each match to the next 0. With M the matches of second[j]:
+    #     V' = (V + (V & M)) | (V & ~M)      and L[j, n] is the number of zeros in V
+    all_bits = (1 << len(first)) - 1
+    row = all_bits
     for token in second:
         matches = row & positions.get(token, 0)
         if matches:
-            row = (row + matches | row - matches) & everywhere
+            row = (row + matches | row - matches) & all_bits
     return len(first) - row.bit_count()
 
 
@@ -107,17 +116,23 @@ class _Text:
 
 
 def _f_measure(rouge_type: RougeType, generated: _Text, reference: _Text) -> float:
-    if rouge_type == "rougeLsum" and not (generated.has_one_line and reference.has_one_line):
-        return union_of_lines(generated.text, reference.text, lambda line: _Text(line).tokens).fmeasure
+    # ROUGE-N (Lin, section 2): overlap of the counts of n-grams.
     if rouge_type == "rouge1":
         return _f_of_counts(generated.words, reference.words)
     if rouge_type == "rouge2":
         return _f_of_counts(generated.pairs, reference.pairs)
+
+    # Summary-level ROUGE-L (section 3.2): each line of the reference against all lines of the text.
+    if rouge_type == "rougeLsum" and not (generated.has_one_line and reference.has_one_line):
+        return union_of_lines(generated.text, reference.text, lambda line: _Text(line).tokens).fmeasure
+
+    # Sentence-level ROUGE-L (section 3.1).
     overlap = lcs_length(reference.tokens, generated.tokens)
     return _f(overlap, len(generated.tokens), len(reference.tokens))
 
 
 def _f_of_counts(generated: Counter[Any], reference: Counter[Any]) -> float:
+    # Clipped: an n-gram that is repeated in the text counts at most as often as it is in the reference.
     overlap = sum(min(count, reference[gram]) for gram, count in generated.items() if gram in reference)
     return _f(overlap, generated.total(), reference.total())
 
@@ -125,6 +140,7 @@ def _f_of_counts(generated: Counter[Any], reference: Counter[Any]) -> float:
 def _f(overlap: int, n_generated: int, n_reference: int) -> float:
     from rouge_score.scoring import fmeasure
 
+    # F = 2 P R / (P + R), with P = overlap / n_generated and R = overlap / n_reference; 0 for an empty text.
     return float(fmeasure(overlap / max(n_generated, 1), overlap / max(n_reference, 1)))
 
 
@@ -169,14 +185,18 @@ class RougeLMaxScore(Score):
 
     def __post_init__(self) -> None:
         require_rouge(self.needed_by)
-        needed = {"punkt_tab": not self.ensure_compatibility, "wordnet": self.stemming}
-        require_data(self.needed_by, *(name for name, is_needed in needed.items() if is_needed))
+        needed_data = []
+        if not self.ensure_compatibility:
+            needed_data.append("punkt_tab")
+        if self.stemming:
+            needed_data.append("wordnet")
+        require_data(self.needed_by, *needed_data)
 
     def per_text(self, texts: Texts) -> list[float]:
-        read = readings(texts.references, lambda each: [_lines(text, self) for text in each])
+        read_references = readings(texts.references, lambda references: [_lines(text, self) for text in references])
         scores = []
-        for generated, references in zip(texts.responses, read, strict=True):
-            lines = _lines(generated, self)
+        for response, references in zip(texts.responses, read_references, strict=True):
+            lines = _lines(response, self)
             scores.append(max(_weighted_f(lines, reference, self) for reference in references))
         return scores
 
@@ -185,58 +205,81 @@ def _weighted_f(generated: list[list[str]], reference: list[list[str]], settings
     precision, recall = _precision_and_recall(generated, reference)
     if not precision or not recall:
         return 0.0
-    precision, recall = (fraction ** (1 / settings.weight_factor) for fraction in (precision, recall))
+
+    # ROUGE-W's inverse weighting f^-1(k) = k^(1/w) (Lin, section 4), here of the fractions; w = 1 changes nothing.
+    #     F = P R / ((1 - alpha) P + alpha R)
+    precision = precision ** (1 / settings.weight_factor)
+    recall = recall ** (1 / settings.weight_factor)
     return precision * recall / ((1 - settings.alpha) * precision + settings.alpha * recall)
 
 
 def _precision_and_recall(generated: list[list[str]], reference: list[list[str]]) -> tuple[float, float]:
     if not generated or not reference:
         return 0.0, 0.0
+
+    # For one line, the union of subsequences is the longest one, whose length is computed faster without tracing it.
     if len(generated) == len(reference) == 1:
         overlap = lcs_length(reference[0], generated[0])
         return overlap / len(generated[0]), overlap / len(reference[0])
-    texts = ["\n".join(map(" ".join, lines)) for lines in (generated, reference)]
-    score = union_of_lines(texts[0], texts[1], str.split)
+
+    generated_text = "\n".join(map(" ".join, generated))
+    reference_text = "\n".join(map(" ".join, reference))
+    score = union_of_lines(generated_text, reference_text, str.split)
     return float(score.precision), float(score.recall)
 
 
 def _lines(text: str, settings: RougeLMaxScore) -> list[list[str]]:
     """Return the stems of each non-empty line."""
     lines = text.split("\n") if settings.ensure_compatibility else sentences(text, "ROUGE-L")
+
+    # Before the words are read, as in py-rouge: the limit counts the characters of the text itself.
     if settings.limit_length and settings.length_limit:
         lines = _cut(lines, settings.length_limit, by_words=settings.length_limit_type == "words")
-    stems = (_stems(_OTHER.sub(" ", line.lower()).strip(), settings) for line in lines)
-    return [line for line in stems if line]
+
+    stems_of_lines = (_stems(_OTHER.sub(" ", line.lower()).strip(), settings) for line in lines)
+    return [stems for stems in stems_of_lines if stems]
 
 
 def _cut(lines: list[str], limit: int, *, by_words: bool) -> list[str]:
-    kept: list[str] = []
+    """Return the first lines, as many as have `limit` words or characters together; the last one may be cut."""
+    shortened: list[str] = []
     for line in lines:
-        parts: list[str] | str = line.split() if by_words else line.strip()
-        fits = len(parts) < limit
-        parts = parts if fits else parts[:limit]
-        kept.append(parts if isinstance(parts, str) else " ".join(parts))
-        limit -= len(parts)
-        if not fits:
+        # Words or characters: both have a length and a beginning.
+        units: list[str] | str = line.split() if by_words else line.strip()
+        is_last = len(units) >= limit
+        if is_last:
+            units = units[:limit]
+        shortened.append(units if isinstance(units, str) else " ".join(units))
+
+        limit -= len(units)
+        if is_last:
             break
-    return kept
+    return shortened
 
 
 def _stems(line: str, settings: RougeLMaxScore) -> list[str]:
     from nltk.tokenize import word_tokenize
 
-    compatible = settings.ensure_compatibility
-    # The underscores keep NLTK from splitting "cannot" into "can not".
-    tokens = word_tokenize(line.replace("cannot", "_cannot_") if compatible else line, preserve_line=True)
+    # The underscores keep NLTK from splitting "cannot" into "can not", which the Perl script does not do.
+    is_compatible = settings.ensure_compatibility
+    tokens = word_tokenize(line.replace("cannot", "_cannot_") if is_compatible else line, preserve_line=True)
+
+    # Stemmed with the underscores: Porter's rules leave "_cannot_" as it is.
     if settings.stemming:
-        tokens = [_stem(token, compatible) if len(token) >= _SHORTEST_STEMMED else token for token in tokens]
-    return [token.replace("_cannot_", "cannot") for token in tokens] if compatible else tokens
+        stems = []
+        for token in tokens:
+            stems.append(_stem(token, is_compatible) if len(token) >= _SHORTEST_STEMMED else token)
+        tokens = stems
+    if is_compatible:
+        tokens = [token.replace("_cannot_", "cannot") for token in tokens]
+    return tokens
 
 
 @lru_cache(maxsize=CACHE_SIZE)
-def _stem(token: str, compatible: bool) -> str:
+def _stem(token: str, is_compatible: bool) -> str:
+    # An irregular form has its base form as its stem: Porter's rules only remove endings ("went" stays "went").
     irregular = _irregular_forms().get(token)
-    return irregular or porter("ORIGINAL_ALGORITHM" if compatible else "NLTK_EXTENSIONS").stem(token)
+    return irregular or porter("ORIGINAL_ALGORITHM" if is_compatible else "NLTK_EXTENSIONS").stem(token)
 
 
 @cache
@@ -246,5 +289,6 @@ def _irregular_forms() -> dict[str, str]:
     forms: dict[str, str] = {}
     for name in ("noun.exc", "verb.exc", "adj.exc", "adv.exc"):
         with reader.open(name) as file:
+            # "went go", or with several base forms "axes ax axis": the first is used.
             forms.update(line.split()[:2] for line in file if line.strip())
     return {form: base for form, base in forms.items() if form not in _NEWER_THAN_ROUGE}

@@ -35,7 +35,12 @@ class Texts(NamedTuple):
 
     def chosen(self, indices: Sequence[int]) -> Texts:
         """Return the samples at these indices."""
-        return Texts(*([column[index] for index in indices] for column in self))  # type: ignore[arg-type]
+        return Texts(
+            prompts=[self.prompts[index] for index in indices],
+            responses=[self.responses[index] for index in indices],
+            references=[self.references[index] for index in indices],
+            metas=[self.metas[index] for index in indices],
+        )
 
     def to_read(self, *, with_prompts: bool) -> list[str]:
         """Return each response, appended to its prompt or alone."""
@@ -45,13 +50,18 @@ class Texts(NamedTuple):
 
     def pairs(self) -> list[tuple[str, str]]:
         """Return each response with each of its references, without repetitions."""
-        zipped = zip(self.responses, self.references, strict=True)
-        return list(dict.fromkeys((text, reference) for text, each in zipped for reference in each))
+        # The keys of a dict, which keep their order: a model scores a pair once, however often it occurs in a batch.
+        pairs: dict[tuple[str, str], None] = {}
+        for response, references in zip(self.responses, self.references, strict=True):
+            pairs |= dict.fromkeys((response, reference) for reference in references)
+        return list(pairs)
 
     def best(self, score_of: dict[tuple[str, str], float]) -> list[float]:
         """Return the best score of each response over its references, from the scores of `pairs`."""
-        zipped = zip(self.responses, self.references, strict=True)
-        return [max(score_of[text, reference] for reference in each) for text, each in zipped]
+        best_scores = []
+        for response, references in zip(self.responses, self.references, strict=True):
+            best_scores.append(max(score_of[response, reference] for reference in references))
+        return best_scores
 
 
 class Score(ABC):
@@ -84,21 +94,24 @@ class Score(ABC):
 
 def require_references(prompt_texts: Sequence[str], references: Sequence[Sequence[str]]) -> None:
     """Raise a `ValueError` that names the first sample without references."""
-    for index, (prompt, texts) in enumerate(zip(prompt_texts, references, strict=True)):
-        if not texts:
+    for index, (prompt, sample_references) in enumerate(zip(prompt_texts, references, strict=True)):
+        if not sample_references:
             where = f"text {index} of {len(references)}"
             raise ValueError(f"{where} has no references to compare with (prompt {beginning(prompt)})")
 
 
 def readings(references: Sequence[Sequence[str]], read: Callable[[tuple[str, ...]], T]) -> Iterator[T]:
     """Yield `read(references)` for each sample, computed once for equal references and kept only while needed."""
-    left = Counter(map(tuple, references))
-    kept: dict[tuple[str, ...], T] = {}
+    # The responses of a group share their references. A reading can be large (stems, n-grams), so it is kept only
+    # until the last of its samples: then a split of thousands of samples does not fill the memory.
+    n_left = Counter(map(tuple, references))
+    shared_readings: dict[tuple[str, ...], T] = {}
     for texts in map(tuple, references):
-        reading = kept.pop(texts) if texts in kept else read(texts)
-        left[texts] -= 1
-        if left[texts]:
-            kept[texts] = reading
+        reading = shared_readings.pop(texts) if texts in shared_readings else read(texts)
+
+        n_left[texts] -= 1
+        if n_left[texts]:
+            shared_readings[texts] = reading
         yield reading
 
 
@@ -122,10 +135,15 @@ def json_texts(line: str, field: str, where: str, *, bare: bool) -> list[str]:
     With `bare`, also texts without an object are accepted. A line of another form is a `ValueError` that names `where`.
     """
     try:
-        found = json.loads(line)
+        value = json.loads(line)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not JSON: {error}") from error
-    value = found.get(field) if isinstance(found, dict) else found if bare else None
+
+    # {"references": ["a", "b"]}, {"references": "a"}, or with `bare` also ["a", "b"] and "a".
+    if isinstance(value, dict):
+        value = value.get(field)
+    elif not bare:
+        value = None
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"{where}: expected {'text, a list of texts, or ' * bare}an object with these as {field!r}")

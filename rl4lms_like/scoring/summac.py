@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -79,8 +80,10 @@ class NliModel(Classifier):
     """
 
     def __init__(self, name: str, *, device: str = "auto", batch_size: int = 20) -> None:
+        # A published checkpoint may also be given by its id on the hub.
         checkpoint = CARDS[name][0] if name in CARDS else name
         self.labels = next((labels for card, labels in CARDS.values() if card == checkpoint), None)
+
         dtype = "float16" if existing_device(device).startswith("cuda") else "float32"
         super().__init__(
             checkpoint,
@@ -91,6 +94,8 @@ class NliModel(Classifier):
             dtype=dtype,
             truncation_side="right",
         )
+
+        # Names of another local checkpoint's labels are checked here; those of one on the hub when it is loaded.
         config = self.local_config() if self.labels is None else None
         if config is not None:
             self.labels = labels_of(config.id2label, checkpoint)
@@ -105,17 +110,20 @@ class NliModel(Classifier):
         """
         import numpy as np
 
+        # Columns of the logits in the order of `Labels`, which differs between checkpoints.
         order = list(self.labels or labels_of(self.model.config.id2label, self.model_name))
-        found = np.zeros((len(pairs), 3))
+        probabilities = np.zeros((len(pairs), 3))
         for start in range(0, len(pairs), _TOKENIZED_AT_ONCE):
-            premises, hypotheses = zip(*pairs[start : start + _TOKENIZED_AT_ONCE], strict=True)
+            end = start + _TOKENIZED_AT_ONCE
+            premises, hypotheses = zip(*pairs[start:end], strict=True)
             logits = self.logits(premises, hypotheses)
-            found[start : start + _TOKENIZED_AT_ONCE] = logits.softmax(dim=1)[:, order].double().numpy()
-        return found
+            probabilities[start:end] = logits.softmax(dim=1)[:, order].double().numpy()
+        return probabilities
 
 
 def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
     """Return the logit indices by the label names in a checkpoint's config; VitaminC has `SUPPORTS` and `REFUTES`."""
+    # Keys of `id2label` are numbers, or texts in a config.json that was read as plain JSON.
     names = {int(index): label.lower() for index, label in id2label.items()}
     entailment = [index for index, label in names.items() if label.startswith(("entail", "support"))]
     contradiction = [index for index, label in names.items() if label.startswith(("contradict", "refute"))]
@@ -124,6 +132,8 @@ def labels_of(id2label: Mapping[int, str], model_name: str) -> Labels:
             f"the NLI model {model_name!r} has the labels {list(id2label.values())}; expected 'entailment', "
             f"'contradiction' and a third: name them in id2label of its config.json, or use one of {', '.join(CARDS)}"
         )
+
+    # The third label has several names, such as "neutral" and "NOT ENOUGH INFO".
     (neutral,) = set(names) - {entailment[0], contradiction[0]}
     return Labels(entailment[0], contradiction[0], neutral)
 
@@ -141,8 +151,13 @@ class Imager:
         units = settings.granularity.split("-")
         if len(units) > 2 or not set(units) <= set(UNITS):
             raise ValueError(f"granularity: expected one or two, as 'a-b', of {UNITS}, got {settings.granularity!r}")
-        self.document_unit, self.summary_unit = units[0], units[-1]
-        self.use_cache, self.max_doc_sents = settings.use_cache, settings.max_doc_sents
+
+        # `paragraph-sentence`: paragraphs of the document, sentences of the summary; `sentence`: of both.
+        self.document_unit = units[0]
+        self.summary_unit = units[-1]
+        self.use_cache = settings.use_cache
+        self.max_doc_sents = settings.max_doc_sents
+
         if set(units) & {"sentence", "2sents", "mixed"}:
             require_data(settings.needed_by, "punkt_tab")
         self.nli = NliModel(model_name, device=settings.device, batch_size=settings.batch_size)
@@ -150,33 +165,46 @@ class Imager:
 
     def images(self, documents: Sequence[str], summaries: Sequence[str]) -> list[np.ndarray]:
         """Return the image of each pair; zeros of shape `[3, 1, 1]` if a text has no chunk."""
-        wanted = list(dict.fromkeys(zip(documents, summaries, strict=True)))
-        known = {pair: self._cache[pair] for pair in wanted if pair in self._cache}
-        known |= self._made([pair for pair in wanted if pair not in known])
-        if self.use_cache:
-            self._cache = dict(list((self._cache | known).items())[-_LARGEST_CACHE:])
-        return [known[pair] for pair in zip(documents, summaries, strict=True)]
+        pairs = list(zip(documents, summaries, strict=True))
+        distinct_pairs = list(dict.fromkeys(pairs))
+        images = {pair: self._cache[pair] for pair in distinct_pairs if pair in self._cache}
+        images |= self._computed([pair for pair in distinct_pairs if pair not in images])
 
-    def _made(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], np.ndarray]:
+        # The images of the newest pairs: an evaluation scores the same split again and again, of which only the
+        # summaries that changed are new.
+        if self.use_cache:
+            self._cache = dict(list((self._cache | images).items())[-_LARGEST_CACHE:])
+        return [images[pair] for pair in pairs]
+
+    def _computed(self, pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], np.ndarray]:
         """Compute the images; the chunk pairs of all texts go through the model together."""
         import numpy as np
 
-        shapes, asked = [], []
+        chunk_pairs: list[tuple[str, str]] = []
+        shapes = []
         for document, summary in pairs:
             premises = chunks(document, self.document_unit)[: self.max_doc_sents]
             hypotheses = chunks(summary, self.summary_unit)
             shapes.append((len(premises), len(hypotheses)))
-            asked += [(premise, hypothesis) for premise in premises for hypothesis in hypotheses]
-        answers = self.nli.probabilities(asked) if asked else np.zeros((0, 3))
-        images, start = {}, 0
+            chunk_pairs += product(premises, hypotheses)
+        probabilities = self.nli.probabilities(chunk_pairs) if chunk_pairs else np.zeros((0, 3))
+
+        # [n_premises x n_hypotheses, 3], with the hypotheses of a premise in a row -> [3, n_premises, n_hypotheses]. A
+        # copy, because a view in the cache would keep the probabilities of all pairs.
+        images = {}
+        start = 0
         for pair, (n_premises, n_hypotheses) in zip(pairs, shapes, strict=True):
             size = n_premises * n_hypotheses
-            image = answers[start : start + size].T.reshape(3, n_premises, n_hypotheses) if size else None
-            images[pair] = np.zeros((3, 1, 1)) if image is None else image.copy()
+            if size:
+                image = probabilities[start : start + size].T.reshape(3, n_premises, n_hypotheses).copy()
+            else:
+                image = np.zeros((3, 1, 1))
+            images[pair] = image
             start += size
         return images
 
     def __getstate__(self) -> dict[str, Any]:
+        # Without the cache, which can be large and belongs to this process's texts.
         return {**vars(self), "_cache": {}}
 
 
@@ -186,7 +214,10 @@ def zero_shot(image: np.ndarray, *, op1: Operation, op2: Operation, use_ent: boo
     The score of a chunk is entailment minus contradiction. If only one of the two is used, it is entailment, or 1 minus
     contradiction.
     """
-    by_chunk = getattr(image[:2], op1)(axis=1)
+    # With entailment E and contradiction C of the document's chunk d and the summary's chunk s:
+    #     score = op2_s (op1_d E[d, s] - op1_d C[d, s])
+    # Each is reduced alone: the chunk that supports a sentence best may not be the one that contradicts it most.
+    by_chunk = getattr(image[:2], op1)(axis=1)  # [2, n_summary]
     entailment = by_chunk[0] if use_ent else 1.0
     scores = entailment - by_chunk[1] if use_con else entailment
     return float(getattr(scores, op2)())
@@ -196,13 +227,20 @@ def chunks(text: str, unit: str) -> list[str]:
     """Split a text into units; a `document` is the whole text, however short."""
     if unit == "document":
         return [text]
+
+    # A text without empty lines has one paragraph per line.
     if unit == "paragraph":
-        parts = [part.strip() for part in text.split("\n\n" if "\n\n" in text else "\n")]
-        return [part for part in parts if len(part) >= SHORTEST_CHUNK]
-    split = [part for part in sentences(text) if len(part) >= SHORTEST_CHUNK]
+        separator = "\n\n" if "\n\n" in text else "\n"
+        paragraphs = [paragraph.strip() for paragraph in text.split(separator)]
+        return [paragraph for paragraph in paragraphs if len(paragraph) >= SHORTEST_CHUNK]
+
+    # The pairs of sentences overlap, and the last one is the last sentence alone.
+    long_sentences = [sentence for sentence in sentences(text) if len(sentence) >= SHORTEST_CHUNK]
     if unit == "2sents":
-        return [" ".join(split[index : index + 2]) for index in range(len(split))]
-    return split + chunks(text, "paragraph") if unit == "mixed" else split
+        return [" ".join(long_sentences[index : index + 2]) for index in range(len(long_sentences))]
+    if unit == "mixed":
+        return long_sentences + chunks(text, "paragraph")
+    return long_sentences
 
 
 @dataclass(frozen=True)
@@ -224,16 +262,21 @@ class Head:
         """
         import numpy as np
 
+        # One value for each chunk of the summary: a linear layer on its histogram. Rows of zeros are no chunks.
         weight, bias, final_weight, final_bias = self._weights
         rows = self.histogram(np.asarray(image))
         n_filled = int(np.count_nonzero(rows.sum(axis=1)))
         values = rows[:n_filled] @ weight[0] + bias[0]
+
+        # The final layer was trained on three features, which are equal for a single reduction.
         if not n_filled:
             features = np.zeros(3)
         elif self.agg == "all":
             features = np.array([values.min(), values.mean(), values.max()])
         else:
             features = np.full(3, getattr(values, self.agg)())
+
+        # softmax([l0, l1])[1] = 1 / (1 + exp(l0 - l1))
         logits = final_weight @ features + final_bias
         return float(1 / (1 + np.exp(logits[0] - logits[1])))
 
@@ -241,13 +284,18 @@ class Head:
         """Return `[10, n_columns]`: one row for each of the summary's first chunks; unused rows are zero."""
         import numpy as np
 
-        depths = [index for index in range(len(image)) if "ecn"[index % 3] in self.nli_labels]
+        # Layers of the image: entailment, contradiction and neutral of the first model, then of the second ...
+        layers = [index for index in range(len(image)) if "ecn"[index % 3] in self.nli_labels]
+
+        # A row: the numbers of chunks of document and summary, where densities lose them, then a histogram per layer of
+        # the probabilities that the document's chunks have for this chunk of the summary.
         rows = np.zeros((N_ROWS, self.n_columns))
         for column in range(min(image.shape[2], N_ROWS)):
-            parts: list[Any] = [image.shape[1:]] if self.norm_histo else []
-            for depth in depths:
-                parts.append(np.histogram(image[depth, :, column], bins=self.edges, density=self.norm_histo)[0])
-            rows[column] = np.concatenate(parts)
+            histograms: list[Any] = [image.shape[1:]] if self.norm_histo else []
+            for layer in layers:
+                counts, _ = np.histogram(image[layer, :, column], bins=self.edges, density=self.norm_histo)
+                histograms.append(counts)
+            rows[column] = np.concatenate(histograms)
         return rows
 
     @cached_property
@@ -255,7 +303,9 @@ class Head:
         """Edges of the bins, from 0 to 1."""
         import numpy as np
 
-        return list(PERCENTILES) if self.bins == "percentile" else [*np.arange(0, 1, 1 / n_even_bins(self.bins)), 1.0]
+        if self.bins == "percentile":
+            return list(PERCENTILES)
+        return [*np.arange(0, 1, 1 / n_even_bins(self.bins)), 1.0]
 
     @property
     def n_columns(self) -> int:
@@ -265,13 +315,15 @@ class Head:
     @cached_property
     def _weights(self) -> list[np.ndarray]:
         tensors = _read(with_home(self.start_file))
+
+        # A head for other bins or labels has another number of columns; its scores would mean nothing.
         shapes = dict(zip(_KEYS, ((1, self.n_columns), (1,), (2, 3), (2,)), strict=True))
-        found = {key: tuple(tensors[key].shape) for key in _KEYS if key in tensors}
-        if found != shapes:
+        shapes_in_file = {key: tuple(tensors[key].shape) for key in _KEYS if key in tensors}
+        if shapes_in_file != shapes:
             raise ModelError(
                 f"{self.start_file} does not fit: a head for {self.n_models} models, bins {self.bins!r}, nli_labels "
-                f"{self.nli_labels!r} has the weights {shapes}, the file has {found or list(tensors)}; the published "
-                f"{PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
+                f"{self.nli_labels!r} has the weights {shapes}, the file has {shapes_in_file or list(tensors)}; the "
+                f"published {PUBLISHED} is for models: [vitc], bins: percentile, granularity: sentence, nli_labels: e"
             )
         return [tensors[key].double().numpy() for key in _KEYS]
 
@@ -281,7 +333,8 @@ class Head:
 
 def n_even_bins(bins: str) -> int:
     """Return the number in names like `even50`; other names are a `ValueError`."""
-    name, number = bins[:4], bins[4:]
+    name = bins[:4]
+    number = bins[4:]
     if name != "even" or not number.isdecimal() or not int(number):
         raise ValueError(f"bins: expected 'percentile' or 'even' and a number, as in 'even50', got {bins!r}")
     return int(number)
@@ -291,9 +344,11 @@ def require_head(start_file: str | None, needed_by: str) -> str:
     """Return `start_file`, or raise a `MissingResourceError` with the URL of the published head."""
     if start_file is not None and with_home(start_file).is_file():
         return start_file
-    named = "none is given" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
+
+    # Not downloaded and not drawn at random: an untrained head returns numbers, too.
+    problem = "none is given" if start_file is None else f"there is no file {with_home(start_file).absolute()}"
     raise MissingResourceError(
-        f"a trained head in `start_file` ({named})",
+        f"a trained head in `start_file` ({problem})",
         needed_by=needed_by,
         command=f"curl -LO https://github.com/tingofurro/summac/raw/master/{PUBLISHED}, and set start_file: "
         f"{PUBLISHED}, models: [vitc], bins: percentile",
@@ -306,6 +361,7 @@ def _read(file: Path) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
 
+    # `weights_only` refuses pickles that contain anything but tensors.
     try:
         if file.suffix == ".safetensors":
             return load_file(file)

@@ -17,11 +17,15 @@ def increasing_numbers(text: str, min_tokens: int) -> float:
     `1e999` are not numbers.
     """
     tokens = text.split()
-    run_length, largest = 0, -math.inf
+    run_length = 0
+    largest = -math.inf
     for number in filter(math.isfinite, map(_number, tokens)):
         if number <= largest:
             break
-        run_length, largest = run_length + 1, number
+        run_length += 1
+        largest = number
+
+    # The minimum keeps a text of one number from a full score. An empty text would be 0 / 0 with `min_tokens` 0.
     return run_length / max(len(tokens), min_tokens / 2) if run_length else 0.0
 
 

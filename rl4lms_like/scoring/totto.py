@@ -25,6 +25,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 from rl4lms_like.scoring.bleu import ORDER, ngrams
@@ -75,6 +76,8 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
         if table is None:
             missing = f"the meta_data of text {index} has no 'raw_table', which the data pool 'totto' provides"
             raise ValueError(f"{needed_by}: {missing}")
+
+        # By identity: the responses of a group share the table object, and comparing tables would take long.
         if id(table) not in read:
             try:
                 read[id(table)] = totto_sample(table)
@@ -87,15 +90,23 @@ def totto_samples(meta_infos: Sequence[Mapping[str, Any] | None], needed_by: str
 def totto_sample(raw_table: Mapping[str, Any]) -> TottoSample:
     """Return one sample as in the scripts' files; a table that does not have ToTTo's form is a `ValueError`."""
     try:
-        table, titles = raw_table["table"], list(_titles(raw_table))
+        table = raw_table["table"]
+        titles = list(_titles(raw_table))
         highlighted = [table[row][column] for row, column in raw_table["highlighted_cells"]]
         written = [text for text in _final_sentences(raw_table) if text.strip()]
-        cells = [cell for row in table for cell in row]
-        extra = [f"section_text|||{_one_line(text)}"] if (text := raw_table.get("table_section_text")) else []
-        precision_entries = _entries([*_cells(cells), *titles, *extra])
+
+        # A text may mention all cells, the titles and the section's text; it should mention the highlighted cells and
+        # the titles. The scripts' order: entries of a line are detokenised together.
+        cells = list(chain.from_iterable(table))
+        section_texts = []
+        if raw_table.get("table_section_text"):
+            section_texts.append(f"section_text|||{_one_line(raw_table['table_section_text'])}")
+        precision_entries = _entries([*_cells(cells), *titles, *section_texts])
         recall_entries = _entries([*_cells(highlighted), *titles])
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"raw_table does not have ToTTo's form: {type(error).__name__}: {error}") from error
+
+    # The scripts' files have a fixed number of reference lines.
     references = [*written, *[NULL] * (N_REFERENCES - len(written))]
     return TottoSample(
         references=tuple(totto_line(text) for text in references),
@@ -115,21 +126,25 @@ def bleu(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> floa
     """Return corpus BLEU-4 from 0 to 1, as by sacrebleu's command line; NaN if no sample has a reference."""
     from sacrebleu.metrics import BLEU  # type: ignore[attr-defined, unused-ignore]
 
-    pairs = [(totto_line(text), one) for text, one in zip(generated_texts, samples, strict=True) if one.n_written]
-    if not pairs:
+    lines = []
+    references = []
+    for text, sample in zip(generated_texts, samples, strict=True):
+        if sample.n_written:
+            lines.append(totto_line(text))
+            references.append(sample.references)
+    if not lines:
         return math.nan
-    n_streams = max(len(sample.references) for _, sample in pairs)
-    streams = [
-        [sample.references[index] if index < len(sample.references) else NULL for _, sample in pairs]
-        for index in range(n_streams)
-    ]
-    return float(BLEU(force=True).corpus_score([text for text, _ in pairs], streams).score) / 100
+
+    # sacrebleu reads the k-th references of all texts as one stream; a text with fewer of them has placeholders.
+    streams = [list(stream) for stream in zip_longest(*references, fillvalue=NULL)]
+    return float(BLEU(force=True).corpus_score(lines, streams).score) / 100
 
 
 def _titles(raw_table: Mapping[str, Any]) -> Iterator[str]:
     for name in ("page_title", "section_title"):
-        if text := raw_table[f"table_{name}"]:
-            yield f"{name}|||{_one_line(text)}"
+        title = raw_table[f"table_{name}"]
+        if title:
+            yield f"{name}|||{_one_line(title)}"
 
 
 def _final_sentences(raw_table: Mapping[str, Any]) -> list[str]:
@@ -142,11 +157,14 @@ def _final_sentences(raw_table: Mapping[str, Any]) -> list[str]:
 
 def _cells(cells: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for cell in cells:
-        if value := cell["value"].strip():
-            yield f"{'header' if cell['is_header'] else 'cell'}|||{_one_line(value)}"
+        value = cell["value"].strip()
+        if value:
+            kind = "header" if cell["is_header"] else "cell"
+            yield f"{kind}|||{_one_line(value)}"
 
 
 def _one_line(value: str) -> str:
+    # In the scripts' files, tabs separate entries and "|||" the kind from the value.
     return _SEPARATORS.sub(" ", value.replace("|", "-"))
 
 
@@ -167,29 +185,40 @@ def detokenize(line: str) -> str:
     """
     if not line.strip() or _MARKUP.fullmatch(line):
         return line
+
+    # `&amp;` comes last: "&amp;lt;" is the text "&lt;", not "<".
     text = f" {line} ".replace(" @-@ ", "-")
-    words = _ENTITY.sub(lambda found: _ENTITIES[found[0]], text).replace("&amp;", "&").rstrip(" ").split(" ")
-    pieces, space, previous = [], " ", ""
+    text = _ENTITY.sub(lambda match: _ENTITIES[match[0]], text).replace("&amp;", "&")
+    words = text.rstrip(" ").split(" ")
+
+    pieces: list[str] = []
+    space = " "
+    previous = ""
     quotes: Counter[str] = Counter()
     for word in words:
-        leans_left, leans_right = _leanings(word, previous, quotes)
-        pieces.append(word if leans_left else space + word)
-        space, previous = "" if leans_right else " ", word
+        joins_previous, joins_next = _joins(word, previous, quotes)
+        pieces.append(word if joins_previous else space + word)
+        space = "" if joins_next else " "
+        previous = word
     return _SPACES.sub(" ", "".join(pieces)).strip(" ")
 
 
-def _leanings(word: str, previous: str, quotes: Counter[str]) -> tuple[bool, bool]:
+def _joins(word: str, previous: str, quotes: Counter[str]) -> tuple[bool, bool]:
     """Return whether to omit the space before a word and the one after it; counts the quotation marks."""
     if not word:
         return False, False
     if _is_cjk(word[0]):
         return bool(previous) and _is_cjk(previous[-1]), False
+
+    # `( 5 )` is "(5)" and `$ 5` is "$5": Sc is Unicode's category of currency signs.
     if all(character in _OPENING or unicodedata.category(character) == "Sc" for character in word):
         return False, True
     if _CLOSING.issuperset(word) or _is_contraction(word, previous):
         return True, False
     if not _QUOTES.issuperset(word):
         return False, False
+
+    # The first mark of a kind opens, the second closes. Curly marks count as straight ones.
     mark = '"' if _CURLY.issuperset(word) else word
     closes = quotes[mark] % 2 == 1
     if not closes and word == "'" and previous.endswith("s"):  # a possessive: the Jones' house
@@ -202,6 +231,7 @@ def _is_contraction(word: str, previous: str) -> bool:
     """Return whether a word is a contraction such as `'s` after a letter, a vowel sign or a digit."""
     if len(word) < 2 or word[0] != "'" or not word[1].isalpha() or not previous:
         return False
+    # Mc is Unicode's category of vowel signs that take space, as at the end of Hindi words.
     return previous[-1].isalpha() or previous[-1].isdecimal() or unicodedata.category(previous[-1]) == "Mc"
 
 
@@ -231,6 +261,8 @@ def parent(generated_texts: Sequence[str], samples: Sequence[TottoSample]) -> li
         if not sample.n_written:
             scores.append(Parent(math.nan, math.nan, math.nan))
             continue
+
+        # By identity, as in `totto_samples`, which returns one object for all texts of a table.
         if id(sample) not in tables:
             tables[id(sample)] = _Table(sample)
         scores.append(tables[id(sample)].score(_tokens(totto_line(text))))
@@ -241,15 +273,16 @@ class _Side:
     """N-grams of a text by order: their counts, and the fraction of their tokens that are in the table."""
 
     def __init__(self, tokens: Sequence[str], values: Collection[str]) -> None:
-        known = [token in values for token in tokens]
+        # w(g): fraction of the n-gram's tokens that are in the table, the word overlap model of Dhingra et al.
+        is_in_table = [token in values for token in tokens]
         self.tokens = tokens
         self.counts: list[Counter[tuple[str, ...]]] = []
         self.weights: list[dict[tuple[str, ...], float]] = []
         for order in range(1, ORDER + 1):
-            found = list(ngrams(tokens, order))
-            shares = [sum(each) / order for each in ngrams(known, order)]
-            self.counts.append(Counter(found))
-            self.weights.append(dict(zip(found, shares, strict=True)))
+            grams = list(ngrams(tokens, order))
+            fractions = [sum(flags) / order for flags in ngrams(is_in_table, order)]
+            self.counts.append(Counter(grams))
+            self.weights.append(dict(zip(grams, fractions, strict=True)))
 
 
 class _Table:
@@ -258,13 +291,20 @@ class _Table:
     def __init__(self, sample: TottoSample) -> None:
         # Two spaces keep the entries apart for the tokenizer, which looks at neighbouring characters.
         self.values = frozenset(_tokens("  ".join(sample.precision_entries)))
-        self.entries = [tokens for entry in sample.recall_entries if (tokens := _tokens(entry))]
-        references = [_tokens(reference) for reference in dict.fromkeys(sample.references)]
-        self.references = [(_Side(tokens, self.values), 1.0 - self._mentioned(tokens)) for tokens in references]
+        self.entries = [tokens for tokens in map(_tokens, sample.recall_entries) if tokens]
+
+        # Each distinct reference with its lambda, the weight of the table in the recall: what the reference itself does
+        # not mention of the table, a text need not mention either.
+        self.references: list[tuple[_Side, float]] = []
+        for reference in dict.fromkeys(sample.references):
+            tokens = _tokens(reference)
+            self.references.append((_Side(tokens, self.values), 1.0 - self._mentioned(tokens)))
 
     def score(self, tokens: list[str]) -> Parent:
         text = _Side(tokens, self.values)
         mentioned = self._mentioned(tokens)
+
+        # R = R_reference^(1 - lambda) R_table^lambda,   F = 2 P R / (P + R); the 1e-8 is the script's.
         scores = []
         for reference, table_weight in self.references:
             precision = _precision(text, reference)
@@ -276,26 +316,34 @@ class _Table:
         """Return the mean fraction of an entry that the text contains in order; 1 without entries."""
         if not self.entries:
             return 1.0
-        return sum(lcs_length(entry, tokens) / len(entry) for entry in self.entries) / len(self.entries)
+
+        # Mean over the entries of LCS(entry, text) / len(entry), the table recall.
+        fractions = [lcs_length(entry, tokens) / len(entry) for entry in self.entries]
+        return sum(fractions) / len(self.entries)
 
 
 def _precision(text: _Side, reference: _Side) -> float:
+    # P_n = mean over the text's n-grams g of Pr(g in reference) + Pr(g not in reference) w(g), where Pr(g in reference)
+    # is the fraction of the occurrences of g that the reference has, too.
     by_order = []
-    for counts, weights, expected in zip(text.counts, text.weights, reference.counts, strict=True):
-        found = 0.0
+
+    for counts, weights, reference_counts in zip(text.counts, text.weights, reference.counts, strict=True):
+        entailed = 0.0
         for ngram, count in counts.items():
-            in_reference = min(count, expected.get(ngram, 0))
-            found += in_reference + (count - in_reference) * weights[ngram]
-        by_order.append(found / counts.total() if counts else 0.0)
+            in_reference = min(count, reference_counts.get(ngram, 0))
+            entailed += in_reference + (count - in_reference) * weights[ngram]
+        by_order.append(entailed / counts.total() if counts else 0.0)
     return _geometric_mean(by_order, otherwise=0.0)
 
 
 def _recall(text: _Side, reference: _Side) -> float:
+    # R_n = sum of w(g) over the reference's n-grams that the text has, too / sum of w(g) over all: a text need not say
+    # what the reference says but the table does not.
     by_order = []
-    for counts, weights, written in zip(reference.counts, reference.weights, text.counts, strict=True):
-        wanted = sum(count * weights[ngram] for ngram, count in counts.items())
-        found = sum(min(count, written.get(ngram, 0)) * weights[ngram] for ngram, count in counts.items())
-        by_order.append(found / wanted if wanted else 1.0)
+    for counts, weights, text_counts in zip(reference.counts, reference.weights, text.counts, strict=True):
+        in_table = sum(count * weights[ngram] for ngram, count in counts.items())
+        in_both = sum(min(count, text_counts.get(ngram, 0)) * weights[ngram] for ngram, count in counts.items())
+        by_order.append(in_both / in_table if in_table else 1.0)
     return _geometric_mean(by_order, otherwise=SMOOTHING)
 
 

@@ -44,15 +44,19 @@ class TranslationScore(Score):
     def with_overall(self, texts: Texts) -> tuple[list[float], float]:
         """Return the scores by the steps that all of sacrebleu's metrics share; the last is from the summed counts."""
         metric = self.metric
-        infos = readings(
-            texts.references, lambda each: metric._extract_reference_info(list(map(metric._preprocess_segment, each)))
-        )
-        statistics = [
-            self._statistics(metric, metric._preprocess_segment(text), info)
-            for text, info in zip(texts.responses, infos, strict=True)
-        ]
+
+        def read(references: tuple[str, ...]) -> dict[str, Any]:
+            return metric._extract_reference_info(list(map(metric._preprocess_segment, references)))
+
+        # Statistics of a text: counts, such as matching n-grams of each order, edits and reference words. The score of
+        # a corpus is that of the sums, not the mean of the scores.
+        statistics = []
+        for response, reference_info in zip(texts.responses, readings(texts.references, read), strict=True):
+            statistics.append(self._statistics(metric, metric._preprocess_segment(response), reference_info))
         _clear_caches(metric)
-        scores = [float(metric._compute_score_from_stats(each).score) / 100 for each in statistics]
+
+        # sacrebleu's scores are percentages.
+        scores = [float(metric._compute_score_from_stats(counts).score) / 100 for counts in statistics]
         return scores, float(metric._aggregate_and_compute(statistics).score) / 100
 
     def _statistics(self, metric: Any, text: str, reference_info: dict[str, Any]) -> list[float]:
@@ -88,6 +92,8 @@ class SacreBleuScore(TranslationScore):
         known = list(sacrebleu.BLEU.TOKENIZERS)
         if self.tokenize is not None and self.tokenize not in known:
             raise ValueError(f"sacrebleu has no tokenizer {self.tokenize!r}; it has {', '.join(known)}")
+
+        # Some tokenizers download a model when they are made, which fails here instead of during a run.
         try:
             _ = self.metric
         except OSError as error:
@@ -100,6 +106,7 @@ class SacreBleuScore(TranslationScore):
 
     @property
     def metric(self) -> Any:
+        # `force` turns off a warning about texts that look tokenized.
         return _metric(
             "BLEU",
             lowercase=self.lowercase,
@@ -121,9 +128,11 @@ class TranslationEditRate(TranslationScore):
         return _metric("TER")
 
     def _statistics(self, metric: Any, text: str, reference_info: dict[str, Any]) -> list[float]:
-        references, words = reference_info["ref_words"], text.split()
-        fewest = min(edits(words, reference) for reference in references)
-        return [fewest, sum(map(len, references)) / len(references)]
+        # TER = edits to the nearest reference / mean number of reference words (Snover et al., 2006), as in sacrebleu.
+        references = reference_info["ref_words"]
+        words = text.split()
+        fewest_edits = min(edits(words, reference) for reference in references)
+        return [fewest_edits, sum(map(len, references)) / len(references)]
 
 
 class ChrF(TranslationScore):
@@ -145,7 +154,9 @@ def _metric(name: str, **options: Any) -> Any:
 
 def _clear_caches(metric: Any) -> None:
     """Clear the caches of sacrebleu's tokenizers, which would keep the last 65,536 texts of a run."""
+    # The caches are those of the classes' `__call__`, which `lru_cache` decorates; chrF has no tokenizer.
     tokenizer = getattr(metric, "tokenizer", None)
-    for each in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
-        if forget := getattr(type(each).__call__, "cache_clear", None):
-            forget()
+    for cached_tokenizer in (tokenizer, getattr(tokenizer, "_post_tokenizer", None)):
+        cache_clear = getattr(type(cached_tokenizer).__call__, "cache_clear", None)
+        if cache_clear is not None:
+            cache_clear()
