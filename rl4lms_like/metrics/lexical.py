@@ -40,6 +40,7 @@ class RougeMetric(TextsMetric):
         require_rouge("the metric 'rouge'")
 
     def results(self, texts: Texts) -> MetricResults:
+        # With several references, the best is chosen for each type: it may be another one for ROUGE-1 than for ROUGE-L.
         by_type = rouge(texts.responses, texts.references, use_single_ref=self.use_single_ref)
         return {f"lexical/rouge_{rouge_type}": (scores, mean(scores)) for rouge_type, scores in by_type.items()}
 
