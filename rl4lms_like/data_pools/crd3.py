@@ -45,15 +45,10 @@ def _episodes(listing: Path) -> Iterator[LocatedRow]:
         # NAMES and UTTERANCES become names and utterances. Invalid turns are left unchanged; `_turns` reports them.
         turns = cell(episode, "TURNS", str(file))
         if isinstance(turns, list):
-            turns = [_lower_keys(turn) for turn in turns]
+            for index, turn in enumerate(turns):
+                if isinstance(turn, dict):
+                    turns[index] = {key.lower(): value for key, value in turn.items()}
         yield str(file), {"turns": turns}
-
-
-def _lower_keys(turn: Any) -> Any:
-    """Return a dict with its keys in lower case; another value unchanged."""
-    if not isinstance(turn, dict):
-        return turn
-    return {key.lower(): value for key, value in turn.items()}
 
 
 class CRD3DialogueGeneration(PublishedPool):

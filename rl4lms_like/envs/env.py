@@ -92,7 +92,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         )
         self.reward_function = reward_function
 
-        # When an episode ends.
+        # Ends of an episode: the length limit truncates it, end-of-text tokens and stop strings terminate it.
         self.max_episode_length = max_episode_length
         self.terminate_on_eos = terminate_on_eos
         self.eos_token_ids = _end_tokens(tokenizer, eos_token_ids, terminate_on_eos)
@@ -106,7 +106,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
         self._prompt_ids: dict[int, np.ndarray] = {}  # index of the sample -> [prompt_length], not padded
 
-        # The current episode.
+        # State of the current episode; there is none before the first `reset`.
         self._observation: Observation | None = None
         self._actions = np.empty(0, dtype=np.int64)  # [max_episode_length] after `reset`
         self._over = True
@@ -159,7 +159,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
         # A new array for each episode: observations of the last one, which users may keep, are views of the old array.
         self._actions = np.empty(self.max_episode_length, dtype=np.int64)
-        self._observation = Observation(sample, prompt_ids, self._actions, 0, self.layout)
+        self._observation = Observation(sample, prompt_ids, self._actions, n_actions=0, layout=self.layout)
         self._over = False
         return self._observation.to_dict(), _info(self._observation, self._observation)
 

@@ -177,7 +177,8 @@ class TextVecEnv(DummyVecEnv):
         states = []
         for env, response, length in zip(self.envs, responses, lengths, strict=True):
             prompt = env.observation
-            states.append(Observation(prompt.sample, prompt.prompt_ids, response, length, prompt.layout))
+            state = Observation(prompt.sample, prompt.prompt_ids, response, n_actions=length, layout=prompt.layout)
+            states.append(state)
         return states
 
     def update_sampler(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:

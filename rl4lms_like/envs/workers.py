@@ -345,5 +345,5 @@ def _score(index: int, parcels: list[_Parcel]) -> TokenRewards:
     _started_at[index] = time.monotonic()
     episodes = []
     for sample, prompt_ids, action_ids in parcels:
-        episodes.append(Observation(sample, prompt_ids, action_ids, len(action_ids), layout))
+        episodes.append(Observation(sample, prompt_ids, action_ids, n_actions=len(action_ids), layout=layout))
     return score_episodes_in_parts(reward_fn, episodes)

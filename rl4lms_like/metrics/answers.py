@@ -144,7 +144,11 @@ class PassAtK(SampledAnswers):
     name = "pass"
 
     def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
-        counts = [(len(indices), sum(right[index] for index in indices)) for indices in groups]
+        # n samples of each prompt, c of them right.
+        counts: list[tuple[int, int]] = []
+        for indices in groups:
+            counts.append((len(indices), sum(right[index] for index in indices)))
+
         scores = []
         for k in self.k:
             scores.append([pass_at_k(n, c, k) for n, c in counts])

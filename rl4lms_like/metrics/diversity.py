@@ -123,7 +123,7 @@ def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
     `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
     0 without n-grams.
     """
-    # Words of each text, with punctuation marks and without.
+    # [n_texts][n_words] each, with punctuation marks and without.
     texts_with: list[list[str]] = []
     texts_without: list[list[str]] = []
     for text in texts:

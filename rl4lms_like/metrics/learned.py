@@ -17,7 +17,6 @@ class LearnedRewardMetric(LabelProbability, ScoreMetric):
 
     keys = ("semantic/learned_automodel_metric",)
 
-    # The order of arguments is RL4LMs', which differs from that of the reward: hence a constructor of its own.
     def __init__(
         self,
         model_name: str,
@@ -28,6 +27,7 @@ class LearnedRewardMetric(LabelProbability, ScoreMetric):
         dtype: Dtype = "float32",
         trust_remote_code: bool = False,
     ) -> None:
+        # A constructor only for the order of the arguments, which is RL4LMs' and differs from that of the reward.
         super().__init__(
             model_name=model_name,
             label_ix=label_ix,

@@ -91,6 +91,7 @@ class RunConsole(Console):
     def on_broken_pipe(self) -> None:
         """Redirect all further output to the null device."""
         self.quiet = True
+        # Python flushes standard output at its end, which would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -127,10 +128,13 @@ class LiveBar(Progress):
 
     def begin(self, name: str, total: int, completed: int) -> None:
         """Show the bar if the console is a terminal."""
-        if self.console.is_terminal and not self.live.is_started:
-            self.add_task(name, total=total, completed=completed, left="")
-            self.start()
-            atexit.register(self.stop)
+        if not self.console.is_terminal or self.live.is_started:
+            return
+        self.add_task(name, total=total, completed=completed, left="")
+        self.start()
+
+        # rich hides the cursor: a program that ends without `stop` would leave the terminal without one.
+        atexit.register(self.stop)
 
     def move(self, completed: int, left: str) -> bool:
         """Show progress and the remaining time; return False if the bar is not shown."""
@@ -177,6 +181,7 @@ class ConsoleSink(Sink):
             self._bar.begin(self._name, n_iters, completed)
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        # For the row of blocks; here and not in `advance`, which is also called between two writes.
         reward = REWARD.value(values)
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)

@@ -21,7 +21,7 @@ from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import RunRecord, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
-# How much of a long run is shown.
+# Limits of what is shown: a run may record many tokens, and the page is one file.
 N_ITERATIONS = 12
 N_EPISODES = 10  # maximum number of each iteration
 N_TOKENS = 8000  # maximum number of tokens; with long responses fewer iterations are shown
@@ -73,7 +73,7 @@ class Quantity:
 QUANTITIES = (
     Quantity("a", "Advantage", "advantages", "blue: the update pushes the token's probability up, orange: down"),
     Quantity("k", "KL", "kl", "nats; blue: more probable than under the reference, orange: less probable"),
-    Quantity("r", "Ratio", "ratios", "the token's probability after the update over that before it", True),
+    Quantity("r", "Ratio", "ratios", "the token's probability after the update over that before it", is_ratio=True),
     Quantity("c", "Clipping", CLIPPED, "underlined: PPO's gradient is zero, the ratio is outside the clip range"),
     Quantity("w", "Reward", "rewards", "reward of the token, including the KL penalty"),
 )
@@ -229,14 +229,14 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
     for line in shown:
         episodes += line["episodes"]
 
-    # One scale for each quantity over all shown tokens, so that a colour means the same in every iteration.
-    scales = []
-    for quantity in QUANTITIES:
-        if any(quantity.field in episode for episode in episodes):
-            values = chain.from_iterable(episode.get(quantity.field, ()) for episode in episodes)
-            scales.append(Scale.over(quantity, values))
-    columns = [column for column in COLUMNS if any(column.is_in(episode) for episode in episodes)]
+    fields = set(chain.from_iterable(episodes))
+    scales = [_scale(quantity, episodes) for quantity in QUANTITIES if quantity.field in fields]
+    columns = []
+    for column in COLUMNS:
+        if any(column.is_in(episode) for episode in episodes):
+            columns.append(column)
 
+    # One prompt is followed over the run: its episodes are also shown together, one below the other.
     logged = {line["iteration"]: line for line in run.iterations}
     iterations: list[dict[str, Any]] = []
     followed: list[tuple[int, dict[str, Any]]] = []
@@ -247,18 +247,27 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
         iterations.append({"iteration": iteration, "facts": facts, "episodes": shown_episodes})
         followed += [(iteration, episode) for episode in shown_episodes if episode["is_followed"]]
 
+    # Lines of algorithms that do not clip have no `clip_range`.
     clip_ranges = [line["clip_range"] for line in shown if "clip_range" in line]
     return {
         "scales": scales,
         "columns": [column.name for column in columns],
-        "followed": followed if len(followed) > 1 else [],  # one prompt over time
+        "followed": followed if len(followed) > 1 else [],
         "iterations": iterations,
         "n_recorded": len(lines),
         "n_left_out": max(line["n_left_out"] for line in shown),
         "clip_range": format_number(clip_ranges[-1]) if clip_ranges else None,
         "normalized": shown[-1].get("normalized"),
-        "has_kl": any("kl" in episode for episode in episodes),
+        "has_kl": "kl" in fields,
     }
+
+
+def _scale(quantity: Quantity, episodes: Iterable[Mapping[str, Any]]) -> Scale:
+    """Return one scale for all shown tokens, so that a colour means the same in every iteration."""
+    values: list[Any] = []
+    for episode in episodes:
+        values += episode.get(quantity.field, ())
+    return Scale.over(quantity, values)
 
 
 def _few_episodes(line: Mapping[str, Any]) -> Mapping[str, Any]:

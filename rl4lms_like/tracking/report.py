@@ -239,7 +239,7 @@ def _groups(run: RunRecord) -> list[tuple[str, list[dict[str, Any]]]]:
             series.append(Series(split, points))
         groups[charts.EVALUATIONS] += _panels(key, "", series, x_name="epoch")
 
-    # A chart for each curve that the run logged, over the iterations.
+    # Curves that the run has not logged are left out, such as PPO's of a supervised run.
     logged_keys = dict.fromkeys(chain.from_iterable(run.iterations))
     for curve in (*charts.CURVES, *charts.part_curves(logged_keys)):
         groups.setdefault(curve.group, []).extend(_curve_panels(run, curve, logged_keys))

@@ -136,6 +136,8 @@ def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict
     """Return the rows of a rollout's table, from the highest reward to the lowest."""
     ranked = sorted(episodes, key=lambda episode: -episode["reward"])
     spaced_episodes = spaced(ranked, N_EPISODES)
+
+    # Episodes whose tokens are shown elsewhere on the page are always in the table, which links to them.
     rows = []
     for episode in ranked:
         has_tokens = episode["episode"] in with_tokens
