@@ -236,23 +236,19 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
         if any(column.is_in(episode) for episode in episodes):
             columns.append(column)
 
-    # One prompt is followed over the run: its episodes are also shown together, one below the other.
     logged = {line["iteration"]: line for line in run.iterations}
     iterations: list[dict[str, Any]] = []
-    followed: list[tuple[int, dict[str, Any]]] = []
     for line in shown:
-        iteration = int(line["iteration"])
         shown_episodes = [_episode(episode, line, scales, columns) for episode in line["episodes"]]
         facts = _facts(logged.get(line["iteration"], {}))
-        iterations.append({"iteration": iteration, "facts": facts, "episodes": shown_episodes})
-        followed += [(iteration, episode) for episode in shown_episodes if episode["is_followed"]]
+        iterations.append({"iteration": int(line["iteration"]), "facts": facts, "episodes": shown_episodes})
 
     # Lines of algorithms that do not clip have no `clip_range`.
     clip_ranges = [line["clip_range"] for line in shown if "clip_range" in line]
     return {
         "scales": scales,
         "columns": [column.name for column in columns],
-        "followed": followed if len(followed) > 1 else [],
+        "followed": _followed(iterations),
         "iterations": iterations,
         "n_recorded": len(lines),
         "n_left_out": max(line["n_left_out"] for line in shown),
@@ -260,6 +256,16 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "normalized": shown[-1].get("normalized"),
         "has_kl": "kl" in fields,
     }
+
+
+def _followed(iterations: Iterable[Mapping[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the episodes of the prompt that is followed over the run, with their iterations; none if it has one."""
+    followed: list[tuple[int, dict[str, Any]]] = []
+    for iteration in iterations:
+        for episode in iteration["episodes"]:
+            if episode["is_followed"]:
+                followed.append((iteration["iteration"], episode))
+    return followed if len(followed) > 1 else []
 
 
 def _scale(quantity: Quantity, episodes: Iterable[Mapping[str, Any]]) -> Scale:
