@@ -21,7 +21,18 @@ Pool = TypeVar("Pool", bound="TextGenPool")
 class TextGenPool(ABC):
     """Samples of one split.
 
-    `pool[i]` is `(sample, weight)`; the prompt sampler uses the weight as priority. It is 1 in this class.
+    `pool[i]` is `(sample, weight)`; the prompt sampler uses the weight as priority. It is 1 in this class. A subclass
+    defines `prepare`, whose parameters besides the split are the `args` of a config:
+
+        class Capitals(TextGenPool):
+            @classmethod
+            def prepare(cls, split: str, path: str) -> TextGenPool:
+                with open(path) as lines:
+                    rows = [line.strip().split(",") for line in lines]
+                samples = []
+                for index, (country, capital) in enumerate(rows):
+                    samples.append(Sample(f"{split}_{index}", f"The capital of {country} is", [capital]))
+                return cls.of(samples, split, path)
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -70,11 +81,12 @@ class TextGenPool(ABC):
         Raises:
             DataPoolError: there are no samples; the message names split and source.
         """
-        first = list(islice(samples, max_size))
-        if not first:
+        # Samples may be a generator over a long file or a download: rows beyond `max_size` are not read.
+        pool_samples = list(islice(samples, max_size))
+        if not pool_samples:
             why = "the file is empty or the fraction is too small"
             raise DataPoolError(f"{source}: no samples for split {split!r}; {why}")
-        return cls(first)
+        return cls(pool_samples)
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -102,9 +114,11 @@ class TextGenPool(ABC):
         """
         if min(split_ratios) < 0 or sum(split_ratios) > 1 + 1e-9:
             raise ValueError(f"split ratios must be at least 0 and add up to at most 1, got {list(split_ratios)}")
-        pools, start = [], 0
+
+        pools: list[TextGenPool] = []
+        start = 0
         for ratio in split_ratios:
-            stop = start + int(ratio * len(self) + 1e-9)
+            stop = start + int(ratio * len(self) + 1e-9)  # 0.29 * 100 is 28.999...96 in floating point
             pools.append(type(self)(self._samples[start:stop]))
             start = stop
         return pools
@@ -121,6 +135,9 @@ def flattened(prepare: Callable[..., Pool]) -> Callable[..., Pool]:
     """
     hints = typing.get_type_hints(prepare, include_extras=True)
     helps = help_of(TextGenPool.prepare) | help_of(prepare)
+
+    # Parameters of the call, with their types and help texts: a dataclass gives its fields. The help text of `prepare`
+    # takes precedence over that of a field.
     groups: dict[str, Any] = {}
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(prepare).parameters.items():
@@ -131,17 +148,26 @@ def flattened(prepare: Callable[..., Pool]) -> Callable[..., Pool]:
             helps = help_of(groups[name]) | helps
         else:
             parameters[name] = parameter
+
+    # One kind for all: `Signature` refuses positional parameters after keyword-only ones, which the fields may be.
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([parameter.replace(kind=kind) for parameter in parameters.values()])
 
     def flat(*args: Any, **kwargs: Any) -> Pool:
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         for name, group in groups.items():
-            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group) if each.name in given})
-        return prepare(**given)
+            group_arguments = {}
+            for field in fields(group):
+                if field.name in arguments:
+                    group_arguments[field.name] = arguments.pop(field.name)
+            arguments[name] = group(**group_arguments)
+        return prepare(**arguments)
 
-    described = "".join(f"\n    {name}: {helps[name]}" for name in parameters if name in helps)
-    flat.__doc__ = f"{without_sections(inspect.getdoc(prepare) or '')}\n\nArgs:{described}"
-    flat.__module__, flat.__qualname__, flat.__annotations__ = prepare.__module__, prepare.__qualname__, hints
+    # Configs are checked against the signature and the annotations; the help of a component shows the docstring.
+    argument_lines = "".join(f"\n    {name}: {helps[name]}" for name in parameters if name in helps)
+    flat.__doc__ = f"{without_sections(inspect.getdoc(prepare) or '')}\n\nArgs:{argument_lines}"
+    flat.__module__ = prepare.__module__
+    flat.__qualname__ = prepare.__qualname__
+    flat.__annotations__ = hints
     flat.__signature__ = signature  # type: ignore[attr-defined]
     return flat

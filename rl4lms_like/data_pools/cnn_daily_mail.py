@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
@@ -33,22 +32,32 @@ def article_and_highlights(story: str) -> dict[str, str]:
     """Return the columns of a story. Lines without final punctuation get a full stop, as in the hub's columns."""
     article: list[str] = []
     highlights: list[str] = []
-    target = article
-    for line in filter(None, (line.strip() for line in re.split(r"[\r\n]+", story))):
+
+    # Lines belong to the article until the first `@highlight`; one mark stands before each highlight.
+    section = article
+    for raw_line in re.split(r"[\r\n]+", story):
+        line = raw_line.strip()
         if line.startswith(_HIGHLIGHT):
-            target = highlights
-        else:
-            target.append(line if line.endswith(_SENTENCE_ENDS) else f"{line} .")
+            section = highlights
+        elif line:
+            section.append(line if line.endswith(_SENTENCE_ENDS) else f"{line} .")
     return {"article": " ".join(article), "highlights": "\n".join(highlights)}
 
 
 def _stories(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    """Return the rows of story files in a folder of the split or in a list of URLs, or None if there are none."""
     for name in names_of(split):
         if files := sorted((folder / name).glob("*.story")):
             return _read_stories(files)
-    lists = [f"{kind}_{name}.txt" for kind in ("all", "mapping") for name in names_of(split)]
-    found = sorted(file for file in folder.rglob("*.txt") if file.name in lists)
-    return _read_stories(_listed(folder, found[0])) if found else None
+
+    # Lists for all stories (See et al.: all_val.txt; PreSumm: mapping_valid.txt), not for CNN or DailyMail alone.
+    list_names: list[str] = []
+    for name in names_of(split):
+        list_names += [f"all_{name}.txt", f"mapping_{name}.txt"]
+    listings = sorted(file for file in folder.rglob("*.txt") if file.name in list_names)
+    if not listings:
+        return None
+    return _read_stories(_listed(folder, listings[0]))
 
 
 def _listed(folder: Path, listing: Path) -> list[Path]:
@@ -56,6 +65,8 @@ def _listed(folder: Path, listing: Path) -> list[Path]:
     stories = {file.stem: file for file in folder.rglob("*.story")}
     addresses = filter(None, map(str.strip, text_lines(listing)))
     names = [hashlib.sha1(address.encode()).hexdigest() for address in addresses]
+
+    # All missing stories are counted: one is an accident, most of them another folder.
     missing = [number for number, name in enumerate(names, start=1) if name not in stories]
     if missing:
         raise DataPoolError(
@@ -72,20 +83,30 @@ def _read_stories(files: list[Path]) -> Iterator[LocatedRow]:
 
 
 def _presumm(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    """Return the rows of PreSumm's files of a split, or None if there are none."""
     pattern = re.compile(rf".*\.(?:{'|'.join(names_of(split))})\.(\d+)\.json")
-    numbered = ((pattern.fullmatch(file.name), file) for file in folder.glob("*.json"))
-    files = sorted((int(match[1]), file) for match, file in numbered if match)
-    return (_of_tokens(*located) for _, file in files for located in json_rows(file)) if files else None
+    numbered: list[tuple[int, Path]] = []
+    for file in folder.glob("*.json"):
+        if match := pattern.fullmatch(file.name):
+            numbered.append((int(match[1]), file))
+    if not numbered:
+        return None
+
+    # By number: as texts, `cnndm.train.10.json` would come before `cnndm.train.2.json`.
+    return _read_presumm([file for _, file in sorted(numbered)])
 
 
-def _of_tokens(where: str, row: Mapping[str, Any]) -> LocatedRow:
-    sentences = {}
-    for name in ("src", "tgt"):
-        try:
-            sentences[name] = [" ".join(tokens) for tokens in cell(row, name, where)]
-        except TypeError as error:
-            raise DataPoolError(f"{where}, column {name!r}: expected sentences of tokens: {error}") from error
-    return where, {"article": " ".join(sentences["src"]), "highlights": "\n".join(sentences["tgt"])}
+def _read_presumm(files: list[Path]) -> Iterator[LocatedRow]:
+    for file in files:
+        for where, row in json_rows(file):
+            # Both columns are lists of sentences, and a sentence a list of tokens.
+            sentences = {}
+            for name in ("src", "tgt"):
+                try:
+                    sentences[name] = [" ".join(tokens) for tokens in cell(row, name, where)]
+                except TypeError as error:
+                    raise DataPoolError(f"{where}, column {name!r}: expected sentences of tokens: {error}") from error
+            yield where, {"article": " ".join(sentences["src"]), "highlights": "\n".join(sentences["tgt"])}
 
 
 class CNNDailyMail(PublishedPool):
@@ -123,12 +144,12 @@ class CNNDailyMail(PublishedPool):
         if truncate_article is not None:
             require_data(cls.needed_by(), "punkt_tab")
 
-        def sample(index: int, where: str, row: Mapping[str, Any]) -> Sample:
-            article = text_cell(row, "article", where)
-            if truncate_article is not None:
-                article = " ".join(words(article, cls.needed_by())[:truncate_article])
-            prompt = f"{prompt_prefix}{article}{prompt_suffix}"
-            return Sample(f"{split}_{index}", prompt, [text_cell(row, "highlights", where)])
+        def samples() -> Iterator[Sample]:
+            for index, (where, row) in enumerate(cls.rows(split, source)):
+                article = text_cell(row, "article", where)
+                if truncate_article is not None:
+                    article = " ".join(words(article, cls.needed_by())[:truncate_article])
+                prompt = f"{prompt_prefix}{article}{prompt_suffix}"
+                yield Sample(f"{split}_{index}", prompt, [text_cell(row, "highlights", where)])
 
-        rows = enumerate(cls.rows(split, source))
-        return cls.of((sample(index, *row) for index, row in rows), split, cls.id, source.max_size)
+        return cls.of(samples(), split, cls.id, source.max_size)

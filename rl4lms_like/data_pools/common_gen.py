@@ -71,23 +71,25 @@ class CommonGen(PublishedPool):
             hub_id: another hub repository with these columns, such as `allenai/common_gen`.
         """
         rows = cls.rows(split, source)
+
+        # Metrics compare with all sentences of a set. Training has them one by one, as RL4LMs: a set with more
+        # sentences is drawn more often.
         pairs = _by_set(rows) if split != "train" or group_train else _one_by_one(rows)
-        samples = (
-            Sample(
-                f"{split}_{index}",
-                f"{prefix}{concept_separator_token.join(concepts)}{concept_end_token}",
-                sentences,
-                {"concepts": concepts},
-            )
-            for index, (concepts, sentences) in enumerate(pairs)
-        )
-        return cls.of(samples, split, cls.id, source.max_size)
+
+        def samples() -> Iterator[Sample]:
+            for index, (concepts, sentences) in enumerate(pairs):
+                prompt = f"{prefix}{concept_separator_token.join(concepts)}{concept_end_token}"
+                yield Sample(f"{split}_{index}", prompt, sentences, {"concepts": concepts})
+
+        return cls.of(samples(), split, cls.id, source.max_size)
 
 
 def _one_by_one(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield each sentence with its set; a set without sentences occurs once."""
     for where, row in rows:
         concepts, sentences = _pair(row, where)
-        yield from ((concepts, [sentence]) for sentence in sentences)
+        for sentence in sentences:
+            yield concepts, [sentence]
         if not sentences:
             yield concepts, []
 
@@ -100,8 +102,10 @@ def _by_set(rows: Iterator[LocatedRow]) -> Iterator[tuple[list[str], list[str]]]
     sets: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
     for where, row in rows:
         concepts, sentences = _pair(row, where)
+        # A complete set has the key of its row. Others are found by their concepts, whose order differs between rows.
         key = (where,) if row.get("references") else tuple(sorted(concepts))
-        sets.setdefault(key, (concepts, []))[1].extend(sentences)
+        _, sentences_of_set = sets.setdefault(key, (concepts, []))
+        sentences_of_set += sentences
     yield from sets.values()
 
 
@@ -110,5 +114,7 @@ def _pair(row: Mapping[str, Any], where: str) -> tuple[list[str], list[str]]:
     concepts = texts_cell(row, "concepts", where)
     if not concepts:
         raise DataPoolError(f"{where}, column 'concepts': expected at least one concept, got {shown(row['concepts'])}")
+
+    # The published test split has empty sentences, which are no references.
     column = "references" if row.get("references") else "target"
     return concepts, [sentence for sentence in texts_cell(row, column, where) if sentence.strip()]

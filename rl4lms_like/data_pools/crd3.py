@@ -41,9 +41,13 @@ def _episodes(listing: Path) -> Iterator[LocatedRow]:
                 raise DataPoolError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
         if not isinstance(episode, dict):
             raise DataPoolError(f"{file}: expected an object with TURNS, got {shown(episode)}")
+
+        # NAMES and UTTERANCES become names and utterances. Invalid turns are left unchanged; `_turns` reports them.
         turns = cell(episode, "TURNS", str(file))
-        if isinstance(turns, list):  # invalid turns are left unchanged, and reported by `_turns`
-            turns = [{key.lower(): turn[key] for key in turn} if isinstance(turn, dict) else turn for turn in turns]
+        if isinstance(turns, list):
+            for index, turn in enumerate(turns):
+                if isinstance(turn, dict):
+                    turns[index] = {key.lower(): value for key, value in turn.items()}
         yield str(file), {"turns": turns}
 
 
@@ -51,8 +55,10 @@ class CRD3DialogueGeneration(PublishedPool):
     """Last turns of a game as prompts, with the next turn as the reference."""
 
     id = "crd3"
-    layouts = tuple(
-        files_of(_episodes, f"{folder}aligned data/{{0}}_files") for folder in ("data/", "CRD3-master/data/", "")
+    layouts = (
+        files_of(_episodes, "data/aligned data/{0}_files"),  # a clone
+        files_of(_episodes, "CRD3-master/data/aligned data/{0}_files"),  # GitHub's zip file, extracted
+        files_of(_episodes, "aligned data/{0}_files"),
     )
 
     @classmethod
@@ -68,6 +74,8 @@ class CRD3DialogueGeneration(PublishedPool):
             hub_id: a hub repository with this column, used instead.
         """
         names_of(split)
+
+        # The repository's zip file, extracted once, is a local copy like any other.
         if source.is_default:
             source = replace(source, data_dir=str(downloaded(URL, cls.needed_by(), unpack=True)))
         samples = _samples(cls.rows(split, source), split, max_context_size)
@@ -75,9 +83,11 @@ class CRD3DialogueGeneration(PublishedPool):
 
 
 def _samples(rows: Iterator[LocatedRow], split: str, max_context_size: int) -> Iterator[Sample]:
+    """Yield a sample for each turn from the third one on: the turns before it, and the name of its speaker."""
     for episode, (where, row) in enumerate(rows):
         lines: list[str] = []
         for turn, (name, text) in enumerate(_turns(row, where)):
+            # The prompt ends with the speaker, so that the response is what this character says.
             if turn >= N_EARLIER:
                 prompt = "\n".join([*lines[-max_context_size:], f"{name}: "])
                 yield Sample(f"{split}_ep_{episode}_turn_{turn}", prompt, [text])
@@ -89,11 +99,13 @@ def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str, str]]:
     turns = dict_rows(cell(row, "turns", where), ("names", "utterances"), where)
     if not isinstance(turns, list):
         raise DataPoolError(f"{where}: expected a list of turns, got {shown(turns)}")
+
+    # Several people may speak at once, MATT and LAURA for example: the first one stands for all.
     for number, turn in enumerate(turns):
-        place = f"{where}, turn {number}"
+        turn_location = f"{where}, turn {number}"
         if not isinstance(turn, Mapping):
-            raise DataPoolError(f"{place}: expected names and utterances, got {shown(turn)}")
-        names = texts_cell(turn, "names", place)
+            raise DataPoolError(f"{turn_location}: expected names and utterances, got {shown(turn)}")
+        names = texts_cell(turn, "names", turn_location)
         if not names:
-            raise DataPoolError(f"{place}: no speaker in 'names': {shown(turn)}")
-        yield names[0], " ".join(texts_cell(turn, "utterances", place))
+            raise DataPoolError(f"{turn_location}: no speaker in 'names': {shown(turn)}")
+        yield names[0], " ".join(texts_cell(turn, "utterances", turn_location))

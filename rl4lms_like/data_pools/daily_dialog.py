@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.numbers import Count
@@ -39,10 +39,13 @@ def utterances_of(text: str) -> list[str]:
 
 
 def _side_by_side(texts: Path, acts: Path, emotions: Path) -> Iterator[LocatedRow]:
+    """Yield the dialogues of DailyDialog's own files: line n of each of the three is of dialogue n."""
     files = (text_lines(file) for file in (texts, acts, emotions))
     for number, (text, act, emotion) in enumerate(zip_longest(*files, fillvalue=""), start=1):
         if not text.strip() and not act.strip() and not emotion.strip():
             continue
+
+        # One label for each utterance. A file that is shorter gives empty lines, whose counts differ below.
         row: dict[str, list[Any]] = {
             "dialog": utterances_of(text.rstrip("\r\n")),
             "act": _numbers(act, f"{acts}, line {number}"),
@@ -65,9 +68,11 @@ def _numbers(line: str, where: str) -> list[int]:
 
 
 def _cut_dialogues(file: Path) -> Iterator[LocatedRow]:
+    """Yield the (context, response) pairs of a file, which is not CSV: quotes are incomplete."""
     for number, line in enumerate(text_lines(file), start=1):
         text = line.rstrip("\r\n")
-        if text.strip() and (number, text) != (1, "context,response"):
+        is_header = number == 1 and text == "context,response"
+        if text.strip() and not is_header:
             context, response = _pair(text)
             yield f"{file}, line {number}", {"context": context, "response": response}
 
@@ -77,12 +82,17 @@ def _pair(line: str) -> tuple[str, str | None]:
 
     Texts with a comma are quoted, but the quotes at the two ends of the line may be missing.
     """
-    for divider, quote in (('","', '"'), ('",', '"'), (',"', '"')):
-        context, found, response = line.partition(divider)
-        if found:
-            return context.strip(quote), response.strip(quote)
+    # A comma next to a quote is the separator: both texts are quoted, or one of them.
+    for separator in ('","', '",', ',"'):
+        context, separator_in_line, response = line.partition(separator)
+        if separator_in_line:
+            return context.strip('"'), response.strip('"')
+
+    # Without quotes, it is the comma that is not part of the tokenised text.
     comma = _COMMA_BETWEEN.search(line)
-    return (line[: comma.start()], line[comma.end() :]) if comma else (line, None)
+    if comma is None:
+        return line, None
+    return line[: comma.start()], line[comma.end() :]
 
 
 class DailyDialog(PublishedPool):
@@ -94,8 +104,8 @@ class DailyDialog(PublishedPool):
     id = "daily_dialog"
     hub = HubTable("li2017dailydialog/daily_dialog", "default", CONVERTED)
     layouts = (
-        files_of(_side_by_side, *(f"dialogues_{kind}{{0}}.txt" for kind in ("", "act_", "emotion_"))),
-        files_of(_side_by_side, *(f"{{0}}/dialogues_{kind}{{0}}.txt" for kind in ("", "act_", "emotion_"))),
+        files_of(_side_by_side, "dialogues_{0}.txt", "dialogues_act_{0}.txt", "dialogues_emotion_{0}.txt"),
+        files_of(_side_by_side, "{0}/dialogues_{0}.txt", "{0}/dialogues_act_{0}.txt", "{0}/dialogues_emotion_{0}.txt"),
         files_of(_cut_dialogues, "{0}.txt"),
     )
 
@@ -112,39 +122,58 @@ class DailyDialog(PublishedPool):
                 reference); or tables with the columns dialog, act, emotion or context, response (see `published`).
         """
         samples: list[Sample] = []
-        number, longest = 0, 0
+        n_utterances = 0
+        longest_context = 0
         for where, row in cls.rows(split, source):
-            utterances = list(_turns(row, where))
-            longest = max(longest, len(utterances) - 1)
-            earlier = [text for text, _ in utterances if text is not None]
-            for turn, (text, meta_data) in enumerate(utterances):
-                if turn >= context_size and (meta_data is not None or turn == len(utterances) - 1):
-                    context = cls.EOU_TOKEN.join(earlier[turn - context_size : turn])
-                    references = [] if text is None else [f"{text}{cls.EOU_TOKEN}"]
-                    prompt = f"{context} {cls.EOU_TOKEN}"
-                    samples.append(Sample(f"{split}_{number}", prompt, references, meta_data))
-                number += 1
+            turns = list(_turns(row, where))
+            longest_context = max(longest_context, len(turns) - 1)
+            for index in range(context_size, len(turns)):
+                turn = turns[index]
+                if not turn.is_reference:
+                    continue
+                context = cls.EOU_TOKEN.join(str(earlier.text) for earlier in turns[index - context_size : index])
+                references = [] if turn.text is None else [f"{turn.text}{cls.EOU_TOKEN}"]
+                sample_id = f"{split}_{n_utterances + index}"  # the number of the utterance in the split
+                samples.append(Sample(sample_id, f"{context} {cls.EOU_TOKEN}", references, turn.labels))
+            n_utterances += len(turns)
             if source.max_size is not None and len(samples) >= source.max_size:
                 break
-        if longest and not samples:
+
+        # Without this check the message would be that of an empty file.
+        if longest_context and not samples:
             raise DataPoolError(
-                f"daily_dialog: no utterance of the split {split!r} has {context_size} before it, at most {longest}: "
-                "reduce context_size"
+                f"daily_dialog: no utterance of the split {split!r} has {context_size} before it, at most "
+                f"{longest_context}: reduce context_size"
             )
         return cls.of(samples, split, cls.id, source.max_size)
 
 
-def _turns(row: Mapping[str, Any], where: str) -> Iterator[tuple[str | None, dict[str, Any] | None]]:
-    """Yield utterances with metadata; of a context-response pair only the last is a reference, None if missing."""
+class _Turn(NamedTuple):
+    """Utterance of a dialogue; the text is None for a missing response."""
+
+    text: str | None
+    is_reference: bool
+    labels: dict[str, Any] | None = None
+
+
+def _turns(row: Mapping[str, Any], where: str) -> Iterator[_Turn]:
+    """Yield the utterances of a dialogue, or of a context and its response.
+
+    Dialogues that are already split repeat their utterances in several contexts: only the response is a reference.
+    """
     if "dialog" not in row and "context" in row:
         response = cell(row, "response", where)
-        yield from ((text, None) for text in utterances_of(text_cell(row, "context", where)))
-        yield (None if response is None else text_cell(row, "response", where)), None
+        for text in utterances_of(text_cell(row, "context", where)):
+            yield _Turn(text, is_reference=False)
+        yield _Turn(None if response is None else text_cell(row, "response", where), is_reference=True)
         return
+
+    # Labels of one number in a list: rewards and metrics for DailyDialog read them in RL4LMs' form.
     texts = texts_cell(row, "dialog", where)
-    emotions, acts = (_labels(row, name, len(texts), where) for name in ("emotion", "act"))
+    emotions = _labels(row, "emotion", len(texts), where)
+    acts = _labels(row, "act", len(texts), where)
     for text, emotion, act in zip(texts, emotions, acts, strict=True):
-        yield text, {"emotion": [emotion], "intent": [act]}
+        yield _Turn(text, is_reference=True, labels={"emotion": [emotion], "intent": [act]})
 
 
 def _labels(row: Mapping[str, Any], name: str, count: int, where: str) -> Sequence[int]:

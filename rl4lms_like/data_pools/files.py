@@ -58,22 +58,31 @@ class Columns:
 
     def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
         """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`."""
-        names = [self.reference_column] if isinstance(self.reference_column, str) else self.reference_column or []
+        reference_columns = self.reference_column or []
+        if isinstance(reference_columns, str):
+            reference_columns = [reference_columns]
+
         for index, (where, row) in rows:
             prompt = prompt_cell(row, prompt_column, where)
-            references = [text for name in names for text in texts_cell(row, name, where)]
-            meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()} or None
+            references = []
+            for name in reference_columns:
+                references += texts_cell(row, name, where)
+            meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
+
+            # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
             if self.last_message_as_reference:
                 prompt, reference = _without_last(prompt, f"{where}, column {prompt_column!r}")
                 references.append(reference)
-            id = f"{split}_{index}"
+
+            # The number is that of the row in its file, so an id means the same row whatever the split ratios are.
+            sample_id = f"{split}_{index}"
             if isinstance(prompt, str):
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(id, text, references, meta_data)
+                yield Sample(sample_id, text, references, meta_data or None)
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
-                yield Sample.of_messages(id, prompt, references, meta_data)
+                yield Sample.of_messages(sample_id, prompt, references, meta_data or None)
 
 
 def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], str]:
@@ -111,8 +120,10 @@ class DataFiles(Splitting):
         file = self.file(split)
         if self.path is None:
             return islice(enumerate(islice(read(file), self.max_rows)), self.max_size), str(file)
-        everything = list(islice(read(file), self.max_rows))
-        return ((row, everything[row]) for row in self.of_all(len(everything), split)), str(file)
+
+        # Shuffling needs the number of rows, hence the whole file or its first `max_rows`.
+        all_rows = list(islice(read(file), self.max_rows))
+        return ((index, all_rows[index]) for index in self.of_all(len(all_rows), split)), str(file)
 
 
 class JsonlPool(TextGenPool):
@@ -183,27 +194,34 @@ class TextPool(TextGenPool):
         """
         if prompt_words and prompt_sentences:
             raise DataPoolError("set prompt_words or prompt_sentences, not both")
-        unit, n_units = (_SENTENCE, prompt_sentences) if prompt_sentences else (_WORD, prompt_words)
+        unit = _SENTENCE if prompt_sentences else _WORD
+        n_units = prompt_sentences or prompt_words
+
         rows, source = files.rows(split, partial(_texts, separator=separator))
         samples = []
         for index, text in rows:
-            opening, rest = _cut(text, unit, n_units)
+            opening, continuation = _cut(text, unit, n_units)
             prompt = f"{prompt_prefix}{opening}{prompt_suffix}"
-            samples.append(Sample(f"{split}_{index}", prompt, [rest] if rest else []))
+            # A text that is a prompt as a whole has no reference: an empty one would count as a text to compare with.
+            samples.append(Sample(f"{split}_{index}", prompt, [continuation] if continuation else []))
         return cls.of(samples, split, source)
 
 
 def _texts(file: Path, separator: str | None) -> Iterator[str]:
     """Yield the texts of a file, stripped; empty texts are skipped."""
     with open_text(file, newline=None) as lines:
-        parts = lines if separator is None else lines.read().split(separator)
-        yield from filter(None, (part.strip() for part in parts))
+        texts = lines if separator is None else lines.read().split(separator)
+        for text in texts:
+            if stripped := text.strip():
+                yield stripped
 
 
 def _cut(text: str, unit: re.Pattern[str], n_units: int | None) -> tuple[str, str]:
     """Split a text after its first `n_units` words or sentences; a shorter text is returned whole."""
     if n_units is None:
         return text, ""
+
+    # White space between both is dropped: neither the prompt nor the reference keeps it.
     last = next(islice(unit.finditer(text), n_units - 1, None), None)
     end = last.end() if last else len(text)
     return text[:end], text[end:].strip()

@@ -58,10 +58,15 @@ class FilmOpinions(TextGenPool):
         if not OPENING_WORDS <= shortest <= longest:
             expected = f"[shortest, longest] with {OPENING_WORDS} <= shortest <= longest"
             raise DataPoolError(f"film_opinions: prompt_words: expected {expected}, got {list(prompt_words)}")
+
+        # A generator of its own for the lengths: the texts are the same whatever `prompt_words` is.
         texts = film_opinions(n_train if split == "train" else n_eval, seed, split=split)
         rng = random.Random(f"{seed}-{split}-prompts")
-        pairs = [split_opinion(text, rng.randint(shortest, longest)) for text in texts]
-        return cls([Sample(f"{split}_{i}", prompt, [rest]) for i, (prompt, rest) in enumerate(pairs)])
+        samples = []
+        for index, text in enumerate(texts):
+            prompt, continuation = split_opinion(text, rng.randint(shortest, longest))
+            samples.append(Sample(f"{split}_{index}", prompt, [continuation]))
+        return cls(samples)
 
 
 @lru_cache(maxsize=16)  # an evaluation, a replay or the next run of a process reads the same texts
@@ -76,6 +81,9 @@ def film_opinions(n: int, seed: int, *, split: str = "train") -> tuple[str, ...]
     """
     if split not in SPLITS:
         raise DataPoolError(f"film_opinions: unknown split {split!r}; known: {', '.join(SPLITS)}")
+
+    # Texts of other splits are rejected: of 20 openings, 18 are of `train`, and one each of `val` and `test`. The key
+    # decides what counts as a repetition: the text in `train`; elsewhere its opening, which the prompt begins with.
     texts: dict[str, str] = {}
     rng = random.Random(f"{seed}-{split}")
     while len(texts) < n:
@@ -255,12 +263,17 @@ to_last: to the last {minute} | to the very end | to the finale | to the last {m
 
 def _parsed(table: str) -> dict[str, list[list[str]]]:
     """Parse the table to symbol -> options; an option alternates text (even indices) and symbols (odd indices)."""
-    joined = re.sub(r"\n[ ]+", " ", table)
-    rules = {}
+    joined = re.sub(r"\n[ ]+", " ", table)  # a line that starts with a space continues the line above
+    rules: dict[str, list[list[str]]] = {}
     for line in filter(None, joined.splitlines()):
         symbol, _, options = line.partition(": ")
-        texts = ["" if option == "~" else option for option in (part.strip() for part in options.split("|"))]
-        rules[symbol] = [re.split(r"\{(\w+)\}", text) for text in texts]
+        rules[symbol] = []
+        for option in options.split("|"):
+            text = option.strip()
+            if text == "~":
+                text = ""
+            # "the {thing} {was}" is split into ["the ", "thing", " ", "was", ""].
+            rules[symbol].append(re.split(r"\{(\w+)\}", text))
     return rules
 
 
@@ -283,11 +296,19 @@ def _expanded(symbol: str, rng: random.Random, used: set[int]) -> str:
         while id(option) in used:
             option = rng.choice(RULES[symbol])
         used.add(id(option))
-    return "".join(_expanded(piece, rng, used) if place % 2 else piece for place, piece in enumerate(option))
+
+    # Expanded from left to right: the order of the draws decides the text of a seed.
+    text = ""
+    for index, piece in enumerate(option):
+        is_symbol = index % 2 == 1
+        text += _expanded(piece, rng, used) if is_symbol else piece
+    return text
 
 
 def _typeset(text: str) -> str:
+    """Return a text with single spaces, "an" before vowels, "I" and capital letters at the start of sentences."""
+    # Options that are empty leave double spaces, or a space before a full stop or a comma.
     text = re.sub(r" +", " ", text).replace(" .", ".").replace(" ,", ",")
     text = re.sub(r"\ba (?=[aeiou])", "an ", text)
     text = re.sub(r"\bi\b", "I", text)
-    return re.sub(r"(^|[.] )([a-z])", lambda found: found[1] + found[2].upper(), text)
+    return re.sub(r"(^|[.] )([a-z])", lambda match: match[1] + match[2].upper(), text)

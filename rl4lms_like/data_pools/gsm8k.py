@@ -37,19 +37,27 @@ class Gsm8k(TextGenPool):
             data_files: one JSON Lines file for each split; that of `val` may be missing.
         """
         names_of(split)
-        divided = files.path is None and files.data_files is not None and "val" not in files.data_files
-        if divided and split != "test":
+
+        # GSM8K is published as `train.jsonl` and `test.jsonl`: the last rows of `train` are `val`.
+        is_divided = files.path is None and files.data_files is not None and "val" not in files.data_files
+        if is_divided and split != "test":
             source = str(files.file("train"))
-            rows = list(enumerate(islice(json_line_rows(files.file("train")), files.max_rows)))
-            chosen = iter((rows[:-n_val] if split == "train" else rows[-n_val:])[: files.max_size])
+            all_rows = list(enumerate(islice(json_line_rows(files.file("train")), files.max_rows)))
+            rows_of_split = all_rows[:-n_val] if split == "train" else all_rows[-n_val:]
+            rows = iter(rows_of_split[: files.max_size])
         else:
-            chosen, source = files.rows(split, json_line_rows)
+            rows, source = files.rows(split, json_line_rows)
+
         samples = []
-        for index, (where, row) in chosen:
-            question, solution = text_cell(row, "question", where), text_cell(row, "answer", where)
+        for index, (where, row) in rows:
+            question = text_cell(row, "question", where)
+            solution = text_cell(row, "answer", where)
+
+            # The last mark: a solution may quote the mark. An empty answer would equal every empty response.
             answer = solution.rpartition(MARK)[2].strip()
             if MARK not in solution or not answer:
                 raise DataPoolError(f"{where}, column 'answer': there is no final answer after {MARK}")
+
             prompt = f"{prompt_prefix}{question}{prompt_suffix}"
             samples.append(Sample(f"{split}_{index}", prompt, [answer], {"solution": solution}))
         return cls.of(samples, split, source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,12 @@ class HfDatasetPool(TextGenPool):
     @classmethod
     def is_local(cls, **args: Any) -> bool:
         """Return True if `path` is a folder, or a format with local files."""
-        path, files = args["path"], args.get("data_files") or {}
-        is_format = "/" not in path and bool(files) and not any("://" in file for file in files.values())
+        path = args["path"]
+        files = args.get("data_files") or {}
+
+        # A format is a word such as `json`; its files may be addresses.
+        has_addresses = any("://" in file for file in files.values())
+        is_format = "/" not in path and bool(files) and not has_addresses
         return is_format or os.path.exists(with_home(path))
 
     @classmethod
@@ -57,28 +61,34 @@ class HfDatasetPool(TextGenPool):
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
             split_ratios: fractions of train, val and test if the dataset has only one split.
         """
-        rows, where = dataset_rows(split, path, name, data_files, split_names, splitting)
-        return cls.of(columns.samples(rows, prompt_column, split), split, where)
+        rows, source = dataset_rows(
+            split, path, name=name, data_files=data_files, split_names=split_names, splitting=splitting
+        )
+
+        return cls.of(columns.samples(rows, prompt_column, split), split, source)
 
 
 def dataset_rows(
     split: str,
     path: str,
-    name: str | None,
-    data_files: Mapping[str, str] | None,
-    split_names: Mapping[str, str] | None,
+    *,
     splitting: Splitting,
+    name: str | None = None,
+    data_files: Mapping[str, str] | None = None,
+    split_names: Mapping[str, str] | None = None,
     divided_split: str | None = None,
 ) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
     """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`."""
     tables = _load(path, name, data_files)
-    own_name, owned = _split_of(split, tables, split_names, divided_split, path)
-    table = tables[own_name]
-    first = range(len(table))[: splitting.max_rows]
-    rows = first[: splitting.max_size] if owned else splitting.of_all(len(first), split)
-    where = f"{path}[{own_name}]"
-    found = ((row, (f"{where}, row {row}", each)) for row, each in zip(rows, table.select(rows), strict=True))
-    return found, where
+    table_name, is_whole = _table_of(split, tables, path=path, split_names=split_names, divided_split=divided_split)
+    table = tables[table_name]
+    source = f"{path}[{table_name}]"
+
+    # Numbers of the rows in the stored table, also after the division: an error names a row that users can look up.
+    first_rows = range(len(table))[: splitting.max_rows]
+    indices = first_rows[: splitting.max_size] if is_whole else splitting.of_all(len(first_rows), split)
+    rows = zip(indices, table.select(indices), strict=True)
+    return ((index, (f"{source}, row {index}", row)) for index, row in rows), source
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:
@@ -86,30 +96,42 @@ def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> 
     datasets = import_extra("datasets", extra="data", needed_by=_NEEDED_BY)
     if (saved := saved_tables(with_home(path), _NEEDED_BY)) is not None:
         return saved
+
     files = {split: os.path.expanduser(file) for split, file in (data_files or {}).items()}
     for file in files.values():
         refuse_devices(Path(file))
+
     hint = ". Without a network, set `path` to a folder written by `save_to_disk`, or set `data_files`"
     with fetching(f"cannot load the dataset {path!r}", hint):
         return as_tables(datasets.load_dataset(os.path.expanduser(path), name, data_files=files or None))
 
 
-def _split_of(
-    split: str, tables: Mapping[str, Any], split_names: Mapping[str, str] | None, divided: str | None, path: str
+def _table_of(
+    split: str,
+    tables: Mapping[str, Any],
+    *,
+    path: str,
+    split_names: Mapping[str, str] | None,
+    divided_split: str | None,
 ) -> tuple[str, bool]:
     """Return the dataset's name for a split and whether it is used whole; a single split is divided among all three."""
-    if divided is not None:
-        if divided in tables:
-            return divided, False
-        text = f"the dataset {path!r} has no split {divided!r}; it has {', '.join(tables)}. Set divided_split"
-        raise DataPoolError(text)
+    if divided_split is not None:
+        if divided_split in tables:
+            return divided_split, False
+        message = f"the dataset {path!r} has no split {divided_split!r}; it has {', '.join(tables)}. Set divided_split"
+        raise DataPoolError(message)
     if len(tables) == 1 and not split_names:
         return next(iter(tables)), False
-    usual = names_of(split) if split in SPLITS else [split]
-    wanted = [split_names[split]] if split_names and split in split_names else usual
-    if found := next((name for name in wanted if name in tables), None):
-        return found, True
+
+    # A name that the user gives is the only one: the usual names could select another table than the intended one.
+    if split_names and split in split_names:
+        names: Sequence[str] = [split_names[split]]
+    else:
+        names = names_of(split) if split in SPLITS else [split]
+    for name in names:
+        if name in tables:
+            return name, True
     raise DataPoolError(
-        f"the dataset {path!r} has no split {' or '.join(map(repr, wanted))} for {split!r}; it has "
+        f"the dataset {path!r} has no split {' or '.join(map(repr, names))} for {split!r}; it has "
         f"{', '.join(tables)}. Set split_names"
     )

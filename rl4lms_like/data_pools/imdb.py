@@ -36,6 +36,7 @@ _LABELS = {"neg": 0, "pos": POSITIVE}
 
 
 def _acl_imdb(folder: Path, split: str) -> Iterator[LocatedRow] | None:
+    """Return the rows of the published folders, or None if they do not exist; a layout of `PublishedPool`."""
     for root in (folder, folder / "aclImdb"):
         if all((root / split / name).is_dir() for name in _LABELS):
             return _text_files(root / split)
@@ -72,18 +73,27 @@ class IMDB(PublishedPool):
             data_dir: a local copy: `aclImdb` (`train/pos/*.txt`, `train/neg/*.txt`, `test/pos/*.txt`, ...), or tables
                 named `train` and `test` with the columns text, label (see `published`).
         """
-        reviews = (text_cell(row, "text", where) for where, row in cls._shuffled(split, seed, source))
-        samples = (Sample(f"{split}_{index}", halves(text)[0], [text]) for index, text in enumerate(reviews))
-        return cls.of(samples, split, cls.id, source.max_size)
+
+        def samples() -> Iterator[Sample]:
+            for index, (where, row) in enumerate(cls._shuffled(split, seed, source)):
+                review = text_cell(row, "text", where)
+                # The whole review is the reference, not its second half: as in RL4LMs.
+                yield Sample(f"{split}_{index}", halves(review)[0], [review])
+
+        return cls.of(samples(), split, cls.id, source.max_size)
 
     @classmethod
     def _shuffled(cls, split: str, seed: int, source: Source) -> list[LocatedRow]:
+        """Return the rows of a split in shuffled order."""
         names_of(split)
         rows = list(cls.rows("test" if split == "test" else "train", source))
+
+        # `datasets`' `shuffle(seed)` draws the same permutation. The rows are shuffled before they are divided, because
+        # they are stored by label: all negative reviews, then all positive ones.
         order = np.random.default_rng(seed).permutation(len(rows))
         n_train = int(len(rows) * TRAIN_FRACTION)
-        chosen = {"train": order[:n_train], "val": order[n_train:], "test": order[:N_TEST]}[split]
-        return [rows[index] for index in chosen]
+        indices = {"train": order[:n_train], "val": order[n_train:], "test": order[:N_TEST]}[split]
+        return [rows[index] for index in indices]
 
 
 class IMDBForSeq2Seq(IMDB):
@@ -106,8 +116,10 @@ class IMDBForSeq2Seq(IMDB):
         for index, (where, row) in enumerate(cls._shuffled(split, seed, source)):
             if split != "train" or _label(row, where) == POSITIVE:
                 review = text_cell(row, "text", where)
-                opening, rest = halves(review)
-                samples.append(Sample(f"{split}_{index}", opening, [rest], {"reference": review}))
+                opening, continuation = halves(review)
+                samples.append(Sample(f"{split}_{index}", opening, [continuation], {"reference": review}))
+
+        # `causal_perplexity` reads `meta_data["reference"]`. The fraction is of the positive reviews, in their order.
         if split == "train":
             samples = samples[: int(len(samples) * positive_ratio)]
         return cls.of(samples, split, cls.id, source.max_size)

@@ -31,6 +31,8 @@ def _pairs(file: Path) -> Iterator[LocatedRow]:
     for number, line in enumerate(text_lines(file), start=1):
         if not line.strip():
             continue
+
+        # Not `rstrip`: an answer may be empty, and its tab must stay.
         columns = line.rstrip("\r\n").split("\t")
         where = f"{file}, line {number}"
         if len(columns) != 2:
@@ -60,14 +62,17 @@ class NarrativeQA(PublishedPool):
             rows = _pairs(downloaded(URL.format(name=_FILES[split]), cls.needed_by()))
         else:
             rows = cls.rows(split, source)
+
+        # All answers to a question before the first sample: its lines need not follow each other.
         answers: dict[str, list[str]] = {}
         for where, row in rows:
-            prompt, found = _prompt_and_answers(row, where)
-            answers.setdefault(prompt, []).extend(found)
-        samples = (
-            Sample(f"{split}_{index}", normalized(prompt), [normalized(text).strip() for text in texts])
-            for index, (prompt, texts) in enumerate(answers.items())
-        )
+            prompt, answers_of_row = _prompt_and_answers(row, where)
+            answers.setdefault(prompt, []).extend(answers_of_row)
+
+        samples = []
+        for index, (prompt, texts) in enumerate(answers.items()):
+            references = [normalized(text).strip() for text in texts]
+            samples.append(Sample(f"{split}_{index}", normalized(prompt), references))
         return cls.of(samples, split, cls.id, source.max_size)
 
 
@@ -77,13 +82,20 @@ def normalized(text: str) -> str:
 
 
 def _prompt_and_answers(row: Mapping[str, Any], where: str) -> tuple[str, list[str]]:
+    """Return the prompt and the answers of a row of UnifiedQA's files or of the hub's table."""
     if "prompt" in row:
         return text_cell(row, "prompt", where), [text_cell(row, "answer", where)]
+
     # Question and answers are texts or objects with `text`; `datasets` stores a list of objects column by column.
-    places = [f"{name}.text" if isinstance(row.get(name), Mapping) else name for name in ("question", "answers")]
-    question, answers = text_cell(row, places[0], where), cell(row, places[1], where)
+    question_column = "question.text" if isinstance(row.get("question"), Mapping) else "question"
+    answers_column = "answers.text" if isinstance(row.get("answers"), Mapping) else "answers"
+    question = text_cell(row, question_column, where)
+    answers = cell(row, answers_column, where)
     if not isinstance(answers, list):
         raise DataPoolError(f"{where}, column 'answers': expected a list, got {shown(answers)}")
-    rows = [answer if isinstance(answer, Mapping) else {"text": answer} for answer in answers]
-    texts = [text_cell(answer, "text", where) for answer in rows]
+
+    texts = []
+    for answer in answers:
+        answer_row = answer if isinstance(answer, Mapping) else {"text": answer}
+        texts.append(text_cell(answer_row, "text", where))
     return f"{question}{_SEPARATOR}{text_cell(row, 'document.summary.text', where)}", texts

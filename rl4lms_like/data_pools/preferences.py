@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.disk import with_home
@@ -59,21 +58,14 @@ class PreferenceColumns:
             yield self._preference(f"{split}_{index}", row, where)
 
     def _preference(self, id: str, row: Mapping[str, Any], where: str) -> Preference:
-        given = self._prompt(row, where)
-        names = (self.response_column,) if self.label_column else (self.chosen_column, self.rejected_column)
-        cells = [prompt_cell(row, name, where) for name in names]
-        parts = [_parts(value, given, f"{where}, column {name!r}") for name, value in zip(names, cells, strict=True)]
-        prompt, texts = parts[0][0], [text for _, text in parts]
-        if any(other != prompt for other, _ in parts):
-            raise DataPoolError(f"{where}: the messages before the last one are not the same in both responses")
-        if prompt is None:
-            if self.label_column:
-                raise DataPoolError(f"{where}: a response with a label needs a prompt; set prompt_column")
-            prompt = common_beginning(*texts)
-            texts = [text[len(prompt) :] for text in texts]
+        is_implicit = self.prompt_column is None and PROMPT not in row
+        prompt, responses = self._prompt_and_responses(row, where, is_implicit=is_implicit)
+
+        # A pair has the better response first. A labelled row has one: the reference, or the rejected response.
         is_good = self.label_column is None or _label(row, self.label_column, where)
-        references = texts[:1] if is_good else []
-        rejected = None if self.label_column and is_good else texts[-1]
+        references = responses[:1] if is_good else []
+        rejected = None if self.label_column and is_good else responses[-1]
+
         sample = Sample(id, prompt) if isinstance(prompt, str) else Sample.of_messages(id, prompt)
         return Preference(
             id,
@@ -82,13 +74,37 @@ class PreferenceColumns:
             messages=sample.messages,
             rejected=rejected,
             margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
-            is_implicit=given is None,
+            is_implicit=is_implicit,
         )
 
-    def _prompt(self, row: Mapping[str, Any], where: str) -> str | Messages | None:
-        if self.prompt_column is None and PROMPT not in row:
-            return None
-        return prompt_cell(row, self.prompt_column or PROMPT, where)
+    def _prompt_and_responses(
+        self, row: Mapping[str, Any], where: str, *, is_implicit: bool
+    ) -> tuple[str | Messages, list[str]]:
+        """Return the prompt, and both responses or the labelled one; `is_implicit`: no column has the prompt."""
+        prompt: str | Messages | None = None
+        if not is_implicit:
+            prompt = prompt_cell(row, self.prompt_column or PROMPT, where)
+
+        # Responses that are messages contain their prompt, which must be the same in all of them.
+        names = (self.response_column,) if self.label_column else (self.chosen_column, self.rejected_column)
+        values = [prompt_cell(row, name, where) for name in names]
+        prompts: list[str | Messages | None] = []
+        responses: list[str] = []
+        for name, value in zip(names, values, strict=True):
+            prompt_of_response, response = _divided(value, prompt, f"{where}, column {name!r}")
+            prompts.append(prompt_of_response)
+            responses.append(response)
+        if prompts[-1] != prompts[0]:
+            raise DataPoolError(f"{where}: the messages before the last one are not the same in both responses")
+
+        # Texts without a prompt are whole dialogues, as in HH-RLHF: they have the prompt in common.
+        prompt = prompts[0]
+        if prompt is None:
+            if self.label_column:
+                raise DataPoolError(f"{where}: a response with a label needs a prompt; set prompt_column")
+            prompt = common_beginning(*responses)
+            responses = [response[len(prompt) :] for response in responses]
+        return prompt, responses
 
 
 def common_beginning(chosen: str, rejected: str) -> str:
@@ -98,33 +114,52 @@ def common_beginning(chosen: str, rejected: str) -> str:
         >>> common_beginning("User: Is it so? Bot: Yes.", "User: Is it so? Bot: Yesterday it was.")
         'User: Is it so? Bot:'
     """
-    n = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False)))
-    beginning = chosen[:n]
+    n_equal = 0
+    for left, right in zip(chosen, rejected, strict=False):
+        if left != right:
+            break
+        n_equal += 1
+    beginning = chosen[:n_equal]
+
+    # Back to the last white space: "Yes" and "Yesterday" begin alike, but their tokens are others.
     if beginning and not beginning[-1].isspace():
         beginning = beginning[: len(beginning) - len(beginning.split()[-1])]
     return beginning.rstrip()
 
 
-def _parts(value: str | Messages, given: str | Messages | None, where: str) -> tuple[str | Messages | None, str]:
-    """Return the prompt and the text of a response, a text or messages; None if nothing says what the prompt is."""
+def _divided(value: str | Messages, prompt: str | Messages | None, where: str) -> tuple[str | Messages | None, str]:
+    """Return the prompt and the text of a response, which is a text or messages.
+
+    Args:
+        value: the response; messages may have the prompt before it.
+        prompt: prompt of its own column, None if there is none.
+        where: location, for messages of errors.
+
+    Returns:
+        The prompt is None if neither the column nor messages have one.
+    """
     if isinstance(value, str):
-        return given, value
+        return prompt, value
     if value[-1]["role"] != "assistant":
         raise DataPoolError(f"{where}: expected messages that end with one of the assistant, got {shown(value)}")
-    before, text = value[:-1], str(value[-1]["content"])
+
+    before = value[:-1]
+    response = str(value[-1]["content"])
     if not before:
-        if given is None:
+        if prompt is None:
             raise DataPoolError(f"{where}: there is no message before the response, and no prompt")
-        return given, text
-    is_given = given is None or before == given or (isinstance(given, str) and before[-1]["content"] == given)
-    if not is_given:
+        return prompt, response
+
+    # A prompt as text is the last message of the user, such as in UltraFeedback.
+    is_last_message = isinstance(prompt, str) and before[-1]["content"] == prompt
+    if prompt is not None and before != prompt and not is_last_message:
         raise DataPoolError(f"{where}: the messages before the response are not the prompt")
-    return before, text
+    return before, response
 
 
 def _label(row: Mapping[str, Any], name: str, where: str) -> bool:
     value = cell(row, name, where)
-    key = value.strip().lower() if isinstance(value, str) else value
+    key = value.strip().lower() if isinstance(value, str) else value  # CSV files have texts: True, true, 1
     if not isinstance(key, str | int) or key not in _LABELS:
         raise DataPoolError(f"{where}, column {name!r}: expected true or false, got {shown(value)}")
     return _LABELS[key]
@@ -136,6 +171,8 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = float("nan")
+
+    # False for NaN, too, which a file may also contain.
     if not abs(number) < float("inf"):
         raise DataPoolError(f"{where}, column {name!r}: expected a finite number, got {shown(value)}")
     return number
@@ -180,12 +217,17 @@ class PreferencePool(TextGenPool):
         """
         if split_names and divided_split is not None:
             raise DataPoolError("set one of `split_names` and `divided_split`")
+
         if dataset is None:
             rows, source = files.rows(split, table_rows)
         elif files.path is None and files.data_files is None:
-            rows, source = dataset_rows(split, dataset, name, None, split_names, files, divided_split)
+            rows, source = dataset_rows(
+                split, dataset, name=name, split_names=split_names, splitting=files, divided_split=divided_split
+            )
         else:
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
+
+        # An empty split is an error, unless it was asked for: preference runs may have no test split.
         if files.is_left_out(split):
             return cls(list(columns.preferences(rows, split)))
         return cls.of(columns.preferences(rows, split), split, source)

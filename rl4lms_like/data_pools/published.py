@@ -21,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
@@ -60,7 +60,8 @@ class Source:
     @property
     def is_default(self) -> bool:
         """True if neither a local copy nor a repository is selected."""
-        return (self.data_dir, self.hub_id, self.hub_config, self.revision) == (None,) * 4
+        choices = (self.data_dir, self.hub_id, self.hub_config, self.revision)
+        return all(choice is None for choice in choices)
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class HubTable:
         """Return the rows of a split, in the table's order; errors as in `PublishedPool.rows`."""
         datasets = import_extra("datasets", extra="data", needed_by=needed_by)
         with fetching(f"{needed_by}: cannot load {self.path!r} from the hub"):
+            # Conversions are read as files, not by `datasets` (the module's docstring says why); `val` is `validation`.
             if self.revision == CONVERTED:
                 return chain.from_iterable(map(parquet_rows, self._converted_files(names_of(split)[0])))
             tables = as_tables(datasets.load_dataset(self.path, self.config, revision=self.revision))
@@ -87,11 +89,13 @@ class HubTable:
     def _converted_files(self, name: str) -> list[Path]:
         from huggingface_hub import snapshot_download
 
+        # Shards have numbers of four digits, 0000.parquet: sorted by name they are in the table's order.
         pattern = f"{self.config or 'default'}/{name}/*.parquet"
         folder = snapshot_download(self.path, repo_type="dataset", revision=CONVERTED, allow_patterns=pattern)
-        if files := sorted(Path(folder).glob(pattern)):
-            return files
-        raise FileNotFoundError(f"{pattern} does not exist in the revision {CONVERTED}")
+        files = sorted(Path(folder).glob(pattern))
+        if not files:
+            raise FileNotFoundError(f"{pattern} does not exist in the revision {CONVERTED}")
+        return files
 
 
 class PublishedPool(TextGenPool):
@@ -135,25 +139,31 @@ class PublishedPool(TextGenPool):
             MissingExtraError: `datasets` (hub, saved datasets) or pyarrow (parquet) is needed and not installed.
         """
         names_of(split)
+
+        # A local copy takes precedence. A repository of the user's has none of the settings of the pool's own table.
         table = HubTable(source.hub_id) if source.hub_id is not None else hub or cls.hub
         if source.data_dir is not None:
-            place = str(with_home(source.data_dir))
-            rows = cls._local_rows(Path(place), split, layouts or cls.layouts)
+            location = str(with_home(source.data_dir))
+            rows = cls._local_rows(Path(location), split, layouts or cls.layouts)
         elif table is None:
             raise DataPoolError(f"{cls.needed_by()}: set `data_dir` or `hub_id`")
         else:
-            place = table.path
-            table = HubTable(place, source.hub_config or table.config, source.revision or table.revision)
+            location = table.path
+            table = HubTable(location, source.hub_config or table.config, source.revision or table.revision)
             rows = table.rows(split, cls.needed_by())
+
+        # Rows are read one by one: the first one shows whether there are any.
         first = next(rows, None)
         if first is None:
-            raise DataPoolError(f"{cls.needed_by()}: the split {split!r} in {place!r} is empty")
+            raise DataPoolError(f"{cls.needed_by()}: the split {split!r} in {location!r} is empty")
         return chain([first], rows)
 
     @classmethod
     def _local_rows(cls, folder: Path, split: str, layouts: Sequence[Find]) -> Iterator[LocatedRow]:
         if not folder.is_dir():
             raise DataPoolError(f"{cls.needed_by()}: data_dir {str(folder)!r} is not a folder")
+
+        # The dataset's own files come first: some are JSON Lines too, but with other columns than the hub's table.
         for find in layouts:
             if (rows := find(folder, split)) is not None:
                 return rows
@@ -161,6 +171,8 @@ class PublishedPool(TextGenPool):
             return _rows_of(split, tables, str(folder))
         if files := _table_files(folder, split):
             return chain.from_iterable(map(table_rows, files))
+
+        # The help of `data_dir` lists what is supported, so that the message cannot differ from the documentation.
         raise DataPoolError(
             f"{cls.needed_by()} finds no files for the split {split!r} in {str(folder)!r}. Supported is "
             f"{help_of(cls.prepare)['data_dir']} Tables are a dataset written by `save_to_disk`, or "
@@ -187,8 +199,10 @@ def _rows_of(split: str, tables: Mapping[str, Any], source: str) -> Iterator[Loc
     name = next((name for name in names_of(split) if name in tables), None)
     if name is None:
         raise DataPoolError(f"the dataset {source!r} has no split for {split!r}; it has {', '.join(tables)}")
+
+    # Batches of Arrow rows: three times as fast as iterating over the table.
     batches = tables[name].with_format("arrow").iter(batch_size=1024)
-    rows = (row for batch in batches for row in batch.to_pylist())  # three times as fast as iterating over the table
+    rows = chain.from_iterable(batch.to_pylist() for batch in batches)
     return ((f"{source}[{name}], row {number}", row) for number, row in enumerate(rows))
 
 
@@ -212,15 +226,18 @@ def fetching(what: str, hint: str = ". Without a network, set `data_dir` to a lo
 
 def _table_files(folder: Path, split: str) -> list[Path]:
     """Return the table files of a split, sorted by name; the module docstring lists the supported locations."""
-    for name in names_of(split):
-        for ending in READERS:
-            for place in (folder, folder / "data", folder / "default"):
-                for where, stem in ((place, name), (place, rf"{name}-[\w-]+"), (place / name, ".+")):
-                    if files := _matching(where, rf"{stem}\.{ending}"):
-                        shards = re.search(r"-of-(\d+)\b", files[0].name)
-                        if shards and len(files) != int(shards[1]):
-                            raise DataPoolError(f"{files[0]}: expected {int(shards[1])} shards, found {len(files)}")
-                        return files
+    # By precedence: the name of the split, the format, the folder, then train.jsonl, train-*.jsonl, train/*.jsonl.
+    for name, ending, parent in product(names_of(split), READERS, (folder, folder / "data", folder / "default")):
+        for directory, stem in ((parent, name), (parent, rf"{name}-[\w-]+"), (parent / name, ".+")):
+            files = _matching(directory, rf"{stem}\.{ending}")
+            if not files:
+                continue
+
+            # An incomplete download would otherwise be a smaller dataset: train-00000-of-00002.parquet alone.
+            shards = re.search(r"-of-(\d+)\b", files[0].name)
+            if shards and len(files) != int(shards[1]):
+                raise DataPoolError(f"{files[0]}: expected {int(shards[1])} shards, found {len(files)}")
+            return files
     return []
 
 
@@ -229,8 +246,14 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
     if not folder.is_dir():
         return []
     name = re.compile(rf"({pattern})(\.gz)?", re.IGNORECASE)
-    found = ((name.fullmatch(file.name), file) for file in sorted(folder.iterdir(), reverse=True) if file.is_file())
-    return sorted({match[1]: file for match, file in found if match}.values())
+
+    # In reverse order the gzipped copy comes first, and the plain file replaces it.
+    by_name: dict[str, Path] = {}
+    for file in sorted(folder.iterdir(), reverse=True):
+        match = name.fullmatch(file.name)
+        if match and file.is_file():
+            by_name[match[1]] = file
+    return sorted(by_name.values())
 
 
 def files_of(read: Callable[..., Iterator[LocatedRow]], *names: str) -> Find:
@@ -241,8 +264,10 @@ def files_of(read: Callable[..., Iterator[LocatedRow]], *names: str) -> Find:
 
     def find(folder: Path, split: str) -> Iterator[LocatedRow] | None:
         for split_name in names_of(split):
-            plain = [folder / file.format(split_name) for file in names]
-            files = [file if file.is_file() else file.with_name(f"{file.name}.gz") for file in plain]
+            files: list[Path] = []
+            for name in names:
+                file = folder / name.format(split_name)
+                files.append(file if file.is_file() else file.with_name(f"{file.name}.gz"))
             if all(file.is_file() for file in files):
                 return read(*files)
         return None

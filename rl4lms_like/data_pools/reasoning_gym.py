@@ -13,7 +13,7 @@ import difflib
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -67,32 +67,39 @@ class ReasoningGymPool(TextGenPool):
         """
         names_of(split)
         check_ratios(split_ratios)
-        about = {DATASET: dataset, CONFIG: config or {}}
-        samples = (
-            Sample(
-                f"{split}_{index}",
-                f"{prompt_prefix}{entry['question'].strip()}{prompt_suffix}",
-                [str(entry["answer"]).strip()],
-                {**about, ENTRY: entry},
-            )
-            for index, entry in enumerate(_entries(dataset, json.dumps(config), size, seed))
-            if _split_of(entry["question"], split_ratios) == split
-        )
-        return cls.of(samples, split, f"the data set {dataset!r}", max_size)
+        entries = _entries(dataset, json.dumps(config), size, seed)
+
+        def samples() -> Iterator[Sample]:
+            for index, entry in enumerate(entries):
+                if _split_of(entry["question"], split_ratios) != split:
+                    continue
+                prompt = f"{prompt_prefix}{entry['question'].strip()}{prompt_suffix}"
+                reference = str(entry["answer"]).strip()
+                # With `strict: false`, reward and metric build the data set again: its verifier scores the answer.
+                meta_data = {DATASET: dataset, CONFIG: config or {}, ENTRY: entry}
+                yield Sample(f"{split}_{index}", prompt, [reference], meta_data)
+
+        return cls.of(samples(), split, f"the data set {dataset!r}", max_size)
 
 
 def _split_of(question: str, ratios: Sequence[float]) -> str | None:
     """Return the split of a question; None for a part of them if the ratios add up to less than 1."""
-    place = int(hashlib.sha256(question.strip().encode()).hexdigest()[:8], 16) / 2**32
-    return next((split for i, split in enumerate(SPLITS) if place < sum(ratios[: i + 1])), None)
+    # The first 32 bits of the hash as a number in [0, 1): uniform over questions, and the same in every process.
+    position = int(hashlib.sha256(question.strip().encode()).hexdigest()[:8], 16) / 2**32
+    for index, split in enumerate(SPLITS):
+        if position < sum(ratios[: index + 1]):
+            return split
+    return None
 
 
 @lru_cache(maxsize=1)  # the three splits come from the same questions; some take 30 ms each to generate
 def _entries(name: str, config: str, size: int, seed: int) -> list[dict[str, Any]]:
     """Return the entries with distinct questions, in the order of their generation."""
     data_set = _created(name, json.loads(config), size=size, seed=seed)
+
+    # Some data sets (`list_functions`) draw from the global generator: it is seeded for them and restored afterwards.
     state = random.getstate()
-    random.seed(seed)  # `list_functions` draws from the global generator
+    random.seed(seed)
     try:
         by_question: dict[str, dict[str, Any]] = {}
         for index in range(size):
@@ -112,6 +119,8 @@ def _created(name: str, config: dict[str, Any] | None, *, size: int, seed: int) 
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
         raise DataPoolError(f"reasoning-gym has no data set {name!r}; {hint}")
+
+    # The configs of reasoning-gym check their values by `assert`.
     try:
         return create(name, json.dumps(config or {}), _NEEDED_BY, size=size, seed=seed)
     except (TypeError, ValueError, AssertionError) as error:

@@ -35,12 +35,17 @@ class PromptSampler:
     """
 
     def __init__(self, items: Items, seed: int | None = None) -> None:
-        pairs = [item if isinstance(item, tuple) else (item, 1.0) for item in items]
-        if not pairs:
+        self.samples: list[Sample] = []
+        self.weights: list[float] = []
+        for item in items:
+            sample, weight = item if isinstance(item, tuple) else (item, 1.0)
+            self.samples.append(sample)
+            self.weights.append(weight)
+        if not self.samples:
             raise DataPoolError("there are no samples to draw prompts from")
-        self.samples: list[Sample] = [sample for sample, _ in pairs]
-        self.weights: list[float] = [weight for _, weight in pairs]
-        self._cumulative = np.arange(1.0, len(pairs) + 1)
+
+        # Cumulative probabilities `[n_samples]`, not normalised: here 1, 2, 3, ..., the uniform distribution.
+        self._cumulative = np.arange(1.0, len(self.samples) + 1)
         self._generator = np.random.default_rng(seed)
 
     def set_probabilities(self, probabilities: Sequence[float] | np.ndarray) -> None:
@@ -56,8 +61,10 @@ class PromptSampler:
 
     def draw(self) -> int:
         """Draw the index of the next sample."""
-        place = self._generator.random() * self._cumulative[-1]
-        return min(int(np.searchsorted(self._cumulative, place, side="right")), len(self) - 1)
+        # "right" skips samples of probability 0, whose cumulative value is that of the sample before. The product can
+        # be rounded up to the total itself, which is beyond the last sample: hence `min`.
+        point = self._generator.random() * self._cumulative[-1]
+        return min(int(np.searchsorted(self._cumulative, point, side="right")), len(self) - 1)
 
     def sample(self, size: int = 1) -> list[Sample]:
         """Draw the next `size` samples."""
@@ -146,10 +153,14 @@ class DifficultySampler(PromptSampler):
         if hard_below > easy_above:
             raise ValueError(f"hard_below {hard_below} is above easy_above {easy_above}")
         super().__init__(items, seed)
-        self.success_from, self.momentum = success_from, momentum
-        self.hard_below, self.easy_above = hard_below, easy_above
-        self._bin_weights = np.asarray(weights, dtype=np.float64)
-        self._rates: dict[str, float] = {}  # by sample id, only of drawn samples
+        self.success_from = success_from
+        self.momentum = momentum
+        self.hard_below = hard_below
+        self.easy_above = easy_above
+        self._bin_weights = np.asarray(weights, dtype=np.float64)  # [3]: too hard, useful, too easy
+
+        # Success rates by sample id, only of drawn samples: a checkpoint holds them, and a pool may be large.
+        self._rates: dict[str, float] = {}
         self.set_probabilities(self._bin_weights[self._bins()])
 
     def _bins(self) -> np.ndarray:
@@ -158,15 +169,22 @@ class DifficultySampler(PromptSampler):
         return 1 - (rates < self.hard_below).astype(int) + (rates > self.easy_above)
 
     def update(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
-        for id, reward in zip(sample_ids, rewards, strict=True):
-            rate = self._rates.get(id, 0.5)
-            self._rates[id] = rate + self.momentum * (float(reward >= self.success_from) - rate)
+        # rate <- rate + momentum * (success - rate), once for each episode: a group of a prompt moves it several times.
+        for sample_id, reward in zip(sample_ids, rewards, strict=True):
+            rate = self._rates.get(sample_id, 0.5)
+            self._rates[sample_id] = rate + self.momentum * (float(reward >= self.success_from) - rate)
+
         bins = self._bins()
         self.set_probabilities(self._bin_weights[bins])
-        fractions = np.bincount(bins, minlength=3) / len(self)
-        names = ("too_hard", "useful", "too_easy")
-        logged = {name: float(fraction) for name, fraction in zip(names, fractions, strict=True)}
-        return logged | {"success_rate": float(np.mean(list(self._rates.values())))}
+
+        # Fractions of all samples of the pool; the mean success rate is of the drawn ones.
+        too_hard, useful, too_easy = (np.bincount(bins, minlength=3) / len(self)).tolist()
+        return {
+            "too_hard": too_hard,
+            "useful": useful,
+            "too_easy": too_easy,
+            "success_rate": float(np.mean(list(self._rates.values()))),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"rates": dict(self._rates)}
@@ -178,11 +196,14 @@ class DifficultySampler(PromptSampler):
 
 
 def _priorities(weights: list[float], scale: float) -> np.ndarray:
-    given = np.asarray(weights, dtype=np.float64)
-    wrong = np.flatnonzero(~np.isfinite(given) | (given < 0))
-    if len(wrong):
-        raise DataPoolError(f"weights must be finite and at least 0; sample {wrong[0]} has {weights[wrong[0]]}")
-    priorities = given**scale
+    """Return `weight ** scale` of each sample `[n_samples]`."""
+    checked = np.asarray(weights, dtype=np.float64)
+    invalid = np.flatnonzero(~np.isfinite(checked) | (checked < 0))
+    if len(invalid):
+        raise DataPoolError(f"weights must be finite and at least 0; sample {invalid[0]} has {weights[invalid[0]]}")
+
+    # With a scale of 0 a weight of 0 has the priority 1, as all others: 0 ** 0 is 1.
+    priorities = checked**scale
     if not 0 < priorities.sum() < np.inf:
         raise DataPoolError(f"no sample can be drawn: all weights to the power {scale} are 0, or their sum overflows")
     return priorities

@@ -53,8 +53,13 @@ class Splitting:
     def of_all(self, n_rows: int, split: str) -> list[int]:
         """Return the row indices of a split; the splits are disjoint and cover all rows if the ratios add up to 1."""
         names_of(split)
-        position, ratios = SPLITS.index(split), self.split_ratios
+        position = SPLITS.index(split)
+        ratios = self.split_ratios
         check_ratios(ratios)
+
+        # The order depends on the seed and the number of rows alone, so each split takes its slice of the same order.
+        # Borders are rounded from cumulative ratios: rounding each split's size could lose a row or use one twice.
         order = np.random.default_rng(self.seed).permutation(n_rows)
-        borders = [round(n_rows * sum(ratios[:count])) for count in range(len(SPLITS) + 1)]
-        return [int(row) for row in order[borders[position] : borders[position + 1]]][: self.max_size]
+        start = round(n_rows * sum(ratios[:position]))
+        stop = round(n_rows * sum(ratios[: position + 1]))
+        return order[start:stop].tolist()[: self.max_size]

@@ -19,8 +19,11 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import names_of
 
-LIMIT = 50  # default limit of the numbers
-_HELD_OUT_FRACTION = 10  # val and test each get one question in 10
+LIMIT = 50
+"""Default limit of the numbers: 2500 questions."""
+
+_HELD_OUT_FRACTION = 10
+"""`val` and `test` each get one question in 10."""
 
 
 class Sums(TextGenPool):
@@ -34,18 +37,26 @@ class Sums(TextGenPool):
             split: `train`, `val` or `test`.
             limit: both numbers are whole numbers from 0 to below this.
         """
-        asked = questions(split, limit)
-        return cls([Sample(question, question, [str(result)]) for question, result in asked])
+        # A question is its own id: it occurs once.
+        return cls([Sample(question, question, [str(result)]) for question, result in questions(split, limit)])
 
 
 def questions(split: str, limit: int = LIMIT) -> list[tuple[str, int]]:
     """Return the questions of a split and their results, in a fixed random order; unknown splits: `DataPoolError`."""
     names_of(split)
-    every = [(f"{a}+{b}=", a + b) for a in range(limit) for b in range(limit)]
-    found = [(question, result) for question, result in every if split_of(question) == split]
-    return random.Random(f"{split}-sums").sample(found, len(found))
+    in_split: list[tuple[str, int]] = []
+    for a in range(limit):
+        for b in range(limit):
+            question = f"{a}+{b}="
+            if split_of(question) == split:
+                in_split.append((question, a + b))
+
+    # Shuffled, because an evaluation may use the first samples only, which would all begin with 0 or 1.
+    return random.Random(f"{split}-sums").sample(in_split, len(in_split))
 
 
 def split_of(question: str) -> str:
     """Return the split of a question, which depends on its text only."""
-    return {0: "val", 1: "test"}.get(zlib.crc32(question.encode()) % _HELD_OUT_FRACTION, "train")
+    # crc32 and not `hash`, which differs from process to process.
+    bucket = zlib.crc32(question.encode()) % _HELD_OUT_FRACTION
+    return {0: "val", 1: "test"}.get(bucket, "train")

@@ -42,9 +42,11 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
             files inside the context are attributed to this file too; to read several files, use `text_lines`.
     """
     refuse_devices(file)
-    opened: Any = gzip.open if file.suffix.lower() == ".gz" else open
+    open_file: Any = gzip.open if file.suffix.lower() == ".gz" else open
+
+    # "utf-8-sig" skips the byte order mark that Excel writes; it would become part of the first column's name.
     try:
-        with opened(file, "rt", encoding="utf-8-sig", newline=newline) as lines:
+        with open_file(file, "rt", encoding="utf-8-sig", newline=newline) as lines:
             yield lines
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataPoolError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
@@ -52,7 +54,8 @@ def open_text(file: Path, newline: str | None = "") -> Iterator[TextIO]:
 
 def refuse_devices(file: Path) -> None:
     """Raise a `DataPoolError` for a device such as `/dev/zero` or a pipe: reading it may never end."""
-    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):  # Path's versions can raise
+    # `os.path` returns False where the methods of `Path` can raise.
+    if os.path.exists(file) and not os.path.isfile(file) and not os.path.isdir(file):
         raise DataPoolError(f"cannot read {file}: it is a device or a pipe; give a regular file")
 
 
@@ -64,11 +67,12 @@ def text_lines(file: Path, newline: str | None = "\n") -> Iterator[str]:
 
 def paired_lines(left: Path, right: Path) -> Iterator[tuple[str, str, str]]:
     """Yield the line pairs of two parallel text files: the location, and both texts without their line ends."""
-    for number, (here, there) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
-        if here is None or there is None:
-            shorter, longer = (left, right) if here is None else (right, left)
+    # None stands for the end of the shorter file; an empty line is still a line end.
+    for number, (left_line, right_line) in enumerate(zip_longest(text_lines(left), text_lines(right)), start=1):
+        if left_line is None or right_line is None:
+            shorter, longer = (left, right) if left_line is None else (right, left)
             raise DataPoolError(f"{shorter} has {number - 1} lines, {longer} has more: their lines must be parallel")
-        yield f"{left}, line {number}", here.rstrip("\r\n"), there.rstrip("\r\n")
+        yield f"{left}, line {number}", left_line.rstrip("\r\n"), right_line.rstrip("\r\n")
 
 
 def table_rows(file: Path) -> Iterator[LocatedRow]:
@@ -98,6 +102,8 @@ def json_line_rows(file: Path) -> Iterator[LocatedRow]:
                 row = _parsed(line.rstrip(), where)
             except json.JSONDecodeError as error:
                 raise DataPoolError(f"{where}, character {error.colno}: not JSON: {error.msg}") from error
+
+            # JSON of another kind, such as a number, is a valid line but has no columns.
             if not isinstance(row, dict):
                 raise DataPoolError(f"{where}: expected a JSON object, got {line.strip()[:60]}")
             yield where, row
@@ -107,6 +113,8 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
     """Yield the objects of a JSON file: a list of objects, an object with one list of objects, or JSON Lines."""
     with open_text(file) as lines:
         text = lines.read()
+
+    # "Extra data" after a first complete value: the file is JSON Lines under the name of a JSON file.
     try:
         content = _parsed(text, str(file))
     except json.JSONDecodeError as error:
@@ -114,9 +122,13 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
             yield from json_line_rows(file)
             return
         raise DataPoolError(f"{file}, line {error.lineno}, character {error.colno}: not JSON: {error.msg}") from error
+
+    # SQuAD's form, {"version": ..., "data": [{...}, ...]}: the rows are in the only list. Any other object is a row.
     if isinstance(content, dict):
         lists = [value for value in content.values() if isinstance(value, list) and value]
-        content = lists[0] if len(lists) == 1 and isinstance(lists[0][0], dict) else [content]
+        has_rows = len(lists) == 1 and isinstance(lists[0][0], dict)
+        content = lists[0] if has_rows else [content]
+
     if not isinstance(content, list):
         raise DataPoolError(f"{file}: expected a list of JSON objects, got {text.strip()[:60]}")
     for number, row in enumerate(content):
@@ -128,11 +140,16 @@ def json_rows(file: Path) -> Iterator[LocatedRow]:
 def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
     """Yield the rows of delimiter-separated values with a header line; default: tabs in `.tsv` files, else commas."""
     csv.field_size_limit(_LONGEST_VALUE)
+    if not delimiter:
+        delimiter = "\t" if _ending(file) == "tsv" else ","
+
     with open_text(file) as lines:
-        table = csv.reader(lines, delimiter=delimiter or ("\t" if _ending(file) == "tsv" else ","), strict=True)
+        table = csv.reader(lines, delimiter=delimiter, strict=True)  # strict: an open quote is an error
         try:
             header = next(table, [])
             _refuse_repeated(header, f"{file}, line {table.line_num}: the column")
+
+            # Empty lines have no values. A quoted value may span lines: `line_num` is that of its end.
             for values in filter(None, table):
                 where = f"{file}, line {table.line_num}"
                 if len(values) != len(header):
@@ -149,8 +166,13 @@ def parquet_rows(file: Path) -> Iterator[LocatedRow]:
     try:
         table = parquet.ParquetFile(file)
         _refuse_repeated(table.schema_arrow.names, f"{file}: the column")
-        rows = (row for batch in table.iter_batches(batch_size=1024) for row in batch.to_pylist())
-        yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
+
+        # In batches, because a whole table as Python objects may need several times the memory of the file.
+        number = 0
+        for batch in table.iter_batches(batch_size=1024):
+            for row in batch.to_pylist():
+                yield f"{file}, row {number}", row
+                number += 1
     except (OSError, ValueError) as error:  # pyarrow's errors derive from these two classes
         raise DataPoolError(f"cannot read {file}: {error}") from error
 
@@ -173,6 +195,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict; Python's decoder would keep the last of several equal keys."""
     row = dict(pairs)
     if len(row) < len(pairs):
         _refuse_repeated([key for key, _ in pairs], f"in {excerpt(row)}: the key")
@@ -191,16 +214,18 @@ def _refuse_repeated(names: list[str], what: str) -> None:
 
 def cell(row: Mapping[str, Any], name: str, where: str) -> Any:
     """Return the value in a column (`a.b`: a nested value), or raise a `DataPoolError` that suggests a similar one."""
+    # A column with a dot in its name takes precedence over a nested value.
     if name in row:
         return row[name]
+
     value: Any = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+    for key in name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
             columns = [str(column) for column in row]
             near = difflib.get_close_matches(name, columns, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise DataPoolError(f"{where}: no column {name!r}{hint}; it has {', '.join(columns)}")
-        value = value[part]
+        value = value[key]
     return value
 
 
@@ -228,8 +253,10 @@ def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dic
     value = cell(row, name, where)
     if isinstance(value, str):
         return text_cell(row, name, where)
+
+    # `datasets` may store a list of messages column by column: {"role": [...], "content": [...]}.
     keys = list(value) if isinstance(value, Mapping) else []
-    messages = dict_rows(value, keys, where)  # `datasets` may store a list of messages column by column
+    messages = dict_rows(value, keys, where)
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         kinds = "text or messages (role, content)"
         raise DataPoolError(f"{where}, column {name!r}: expected {kinds}, got {shown(value)}")
@@ -249,8 +276,12 @@ def _is_text(value: Any) -> bool:
 
 
 def dict_rows(value: Any, names: Sequence[str], where: str) -> Any:
-    """Return a list of dicts that `datasets` may have stored column by column; other values are left unchanged."""
+    """Return a list of dicts that `datasets` may have stored column by column; other values are left unchanged.
+
+    {"role": ["user", "assistant"], "content": ["Hi.", "Hello."]}        is stored of
+    [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}]
+    """
     if not isinstance(value, Mapping):
         return value
-    columns = (cell(value, name, where) for name in names)
+    columns = [cell(value, name, where) for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -40,12 +40,12 @@ class ToTTo(PublishedPool):
 
     id = "totto"
     hub = HubTable("google-research-datasets/totto", "default", CONVERTED)
-    layouts = tuple(
-        files_of(json_line_rows, name)
-        for name in (
-            *("totto_{0}_data.jsonl", "unlabeled_totto_{0}_data.jsonl"),
-            *("totto_data/totto_{0}_data.jsonl", "totto_data/unlabeled_totto_{0}_data.jsonl", "{0}_sample.jsonl"),
-        )
+    layouts = (
+        files_of(json_line_rows, "totto_{0}_data.jsonl"),
+        files_of(json_line_rows, "unlabeled_totto_{0}_data.jsonl"),
+        files_of(json_line_rows, "totto_data/totto_{0}_data.jsonl"),
+        files_of(json_line_rows, "totto_data/unlabeled_totto_{0}_data.jsonl"),
+        files_of(json_line_rows, "{0}_sample.jsonl"),
     )
 
     @classmethod
@@ -68,8 +68,12 @@ class ToTTo(PublishedPool):
 
 def _sample(row: Mapping[str, Any], id: str, representation: str, where: str) -> Sample:
     raw = raw_table(row, where)
-    finals = [annotation["final_sentence"] for annotation in raw["sentence_annotations"]]
-    references = [sentence for sentence in finals if sentence]
+
+    # The test split is unlabelled: its final sentences are empty (hub), or it has no annotations (published files).
+    references = []
+    for annotation in raw["sentence_annotations"]:
+        if annotation["final_sentence"]:
+            references.append(annotation["final_sentence"])
     return Sample(id, prompt_of(raw, representation, where), references, {"raw_table": raw})
 
 
@@ -79,8 +83,10 @@ def prompt_of(row: Mapping[str, Any], representation: str, where: str) -> str:
     if linearise is None:
         raise DataPoolError(f"unknown representation {representation!r}; known: subtable, fulltable")
     titles = titles_text(cell(row, "table_page_title", where), cell(row, "table_section_title", where))
+
+    # The table twice, as RL4LMs has it: models trained there expect this prompt.
     try:
-        text = linearise(row["table"], [(line, place) for line, place in row["highlighted_cells"]])
+        text = linearise(row["table"], [(line, index) for line, index in row["highlighted_cells"]])
         return f"{text}{titles}{text}"
     except (IndexError, KeyError, TypeError, ValueError) as error:
         raise DataPoolError(f"{where}: not a table with highlighted cells: {type(error).__name__}: {error}") from error
@@ -94,18 +100,23 @@ def raw_table(row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """
     for name in ("table", "highlighted_cells"):
         cell(row, name, where)
-    annotations = row.get("sentence_annotations") or []
+
+    # The hub's table has the annotations column by column: {"original_sentence": [...], ...}.
+    annotations = []
     try:
-        texts = [{stage: each[stage] for stage in STAGES} for each in dict_rows(annotations, STAGES, where)]
+        for annotation in dict_rows(row.get("sentence_annotations") or [], STAGES, where):
+            annotations.append({stage: annotation[stage] for stage in STAGES})
     except (KeyError, TypeError, ValueError) as error:
-        wanted = f"expected annotations with {', '.join(STAGES)}"
-        raise DataPoolError(f"{where}, column 'sentence_annotations': {wanted}: {error!r}") from error
+        expected = f"expected annotations with {', '.join(STAGES)}"
+        raise DataPoolError(f"{where}, column 'sentence_annotations': {expected}: {error!r}") from error
+
+    # A bool in the published files, a text ("True", "False", "None") in the hub's table.
     overlaps = row.get("overlap_subset") in (True, "True")
-    return {**row, "sentence_annotations": texts, "overlap_subset": overlaps}
+    return {**row, "sentence_annotations": annotations, "overlap_subset": overlaps}
 
 
 @dataclass(frozen=True)
-class _Placed:
+class _SpanningCell:
     """Cell with the columns `[start, stop)` that it covers."""
 
     value: str
@@ -113,7 +124,7 @@ class _Placed:
     stop: int
     is_header: bool
 
-    def meets(self, other: _Placed) -> bool:
+    def meets(self, other: _SpanningCell) -> bool:
         """Return True if the two cells have a column in common."""
         return self.start < other.stop and self.stop > other.start
 
@@ -121,14 +132,14 @@ class _Placed:
 class _Row(NamedTuple):
     """Cells of a row, and those of them that are headers."""
 
-    cells: list[_Placed]
-    headers: list[_Placed]
+    cells: list[_SpanningCell]
+    headers: list[_SpanningCell]
 
 
 def titles_text(page_title: str | None, section_title: str | None) -> str:
     """Return the page and section titles as a prefix of the table; empty titles are left out."""
-    marks = {"page_title": page_title, "section_title": section_title}
-    return "".join(f"<{mark}> {title} </{mark}> " for mark, title in marks.items() if title)
+    titles = {"page_title": page_title, "section_title": section_title}
+    return "".join(f"<{tag}> {title} </{tag}> " for tag, title in titles.items() if title)
 
 
 def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
@@ -142,35 +153,52 @@ def highlighted_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> st
         IndexError: a highlighted cell is not in the table.
     """
     rows = [_row(cells) for cells in table]
-    return f"<table> {''.join(_marked('cell', rows, row, place) for row, place in highlighted)}</table>"
+    return f"<table> {''.join(_cell_text('cell', rows, row, index) for row, index in highlighted)}</table>"
 
 
 def full_text(table: Table, highlighted: Sequence[tuple[int, int]]) -> str:
     """Return all cells as text, row by row, as `highlighted_text`; highlighted cells have a separate tag."""
     rows = [_row(cells) for cells in table]
-    for row, place in highlighted:
-        _ = rows[row].cells[place]  # raises an IndexError if the cell does not exist
-    marked = frozenset(highlighted)
-    lines = []
+
+    # A highlighted cell outside of the table must be an error here, too: the loop below would not notice it.
+    for row, index in highlighted:
+        _ = rows[row].cells[index]  # raises an IndexError
+
+    highlighted_cells = frozenset(highlighted)
+    text = ""
     for row, cells in enumerate(table):
-        marks = ["highlighted_cell" if (row, place) in marked else "cell" for place in range(len(cells))]
-        lines.append("".join(_marked(mark, rows, row, place) for place, mark in enumerate(marks)))
-    return f"<table> {''.join(f'<row> {line}</row> ' for line in lines)}</table>"
+        text += "<row> "
+        for index in range(len(cells)):
+            tag = "highlighted_cell" if (row, index) in highlighted_cells else "cell"
+            text += _cell_text(tag, rows, row, index)
+        text += "</row> "
+    return f"<table> {text}</table>"
 
 
-def _marked(mark: str, rows: Sequence[_Row], row: int, place: int) -> str:
-    own = rows[row].cells[place]
-    above = (header for line in rows[:row] for header in line.headers if header.meets(own))
-    left = (other for other in rows[row].cells[:place] if other.is_header)
-    columns = "".join(f"<col_header> {header.value} </col_header> " for header in above)
-    lines = "".join(f"<row_header> {header.value} </row_header> " for header in left)
-    return f"<{mark}> {own.value} {columns}{lines}</{mark}> "
+def _cell_text(tag: str, rows: Sequence[_Row], row: int, index: int) -> str:
+    """Return a cell of a row as text, with its column headers, then its row headers."""
+    target = rows[row].cells[index]
+
+    # From the top: the headers of all rows above that cover one of the cell's columns.
+    headers = ""
+    for row_above in rows[:row]:
+        for header in row_above.headers:
+            if header.meets(target):
+                headers += f"<col_header> {header.value} </col_header> "
+
+    # From the left: the header cells before it in its row.
+    for cell_before in rows[row].cells[:index]:
+        if cell_before.is_header:
+            headers += f"<row_header> {cell_before.value} </row_header> "
+    return f"<{tag}> {target.value} {headers}</{tag}> "
 
 
 def _row(cells: Sequence[Cell]) -> _Row:
-    placed, start = [], 0
-    for each in cells:
-        stop = start + each["column_span"]
-        placed.append(_Placed(each["value"], start, stop, bool(each["is_header"])))
+    """Return the cells of a row with the columns that they cover, counted from 0 with all spans to the left."""
+    spanning: list[_SpanningCell] = []
+    start = 0
+    for raw in cells:
+        stop = start + raw["column_span"]
+        spanning.append(_SpanningCell(raw["value"], start, stop, bool(raw["is_header"])))
         start = stop
-    return _Row(placed, [each for each in placed if each.is_header])
+    return _Row(spanning, [header for header in spanning if header.is_header])

@@ -28,21 +28,30 @@ class _Translation(PublishedPool):
 
     @classmethod
     def _of_pairs(
-        cls, split: str, languages: tuple[str, str], prefix: str, suffix: str, source: Source, hub: HubTable
+        cls, split: str, languages: tuple[str, str], *, prefix: str, suffix: str, source: Source, hub: HubTable
     ) -> TextGenPool:
-        here, there = languages
-        pairs = [(pair + here, pair + there) for pair in ("", f"{here}-{there}.", f"{there}-{here}.")]
-        layouts = [
-            files_of(partial(_pairs, languages), f"{name}.{left}", f"{name}.{right}")
-            for name in ("{0}", _FLICKR)
-            for left, right in [*pairs, ("source", "target")]
-        ]
-        rows = cls.rows(split, source, hub, layouts)
-        samples = (
-            Sample(f"{split}_{index}", f"{prefix}{_text(row, here, where)}{suffix}", [_text(row, there, where)])
-            for index, (where, row) in enumerate(rows)
-        )
-        return cls.of(samples, split, cls.id, source.max_size)
+        """Build the pool of a split; `languages` are those of prompts and of references."""
+        prompt_language, reference_language = languages
+
+        # Usual names of two parallel files: train.en, train.en-de.en (WMT, either order), train.source.
+        endings = [(prompt_language, reference_language)]
+        for pair in (f"{prompt_language}-{reference_language}", f"{reference_language}-{prompt_language}"):
+            endings.append((f"{pair}.{prompt_language}", f"{pair}.{reference_language}"))
+        endings.append(("source", "target"))
+
+        # `{0}` stands for the split. In this order: a folder with both test sets of Multi30k has `test.en` first.
+        layouts = []
+        for name in ("{0}", _FLICKR):
+            for prompt_ending, reference_ending in endings:
+                files = (f"{name}.{prompt_ending}", f"{name}.{reference_ending}")
+                layouts.append(files_of(partial(_pairs, languages), *files))
+
+        def samples() -> Iterator[Sample]:
+            for index, (where, row) in enumerate(cls.rows(split, source, hub, layouts)):
+                prompt = f"{prefix}{_text(row, prompt_language, where)}{suffix}"
+                yield Sample(f"{split}_{index}", prompt, [_text(row, reference_language, where)])
+
+        return cls.of(samples(), split, cls.id, source.max_size)
 
 
 class WMT(_Translation):
@@ -80,16 +89,21 @@ class WMT(_Translation):
             max_size: maximum number of samples per split.
         """
         path = f"wmt/{wmt_id}" if re.fullmatch(r"wmt\d+", wmt_id) else wmt_id
-        pair = (source_language, target_language)
         source = Source(data_dir=data_dir, revision=revision, max_size=max_size)
-        configs = [hub_config] if hub_config else ["-".join(pair), "-".join(reversed(pair))]
-        for config in configs[:-1]:
-            try:
-                return cls._of_pairs(split, pair, prompt_prefix, prompt_suffix, source, HubTable(path, config))
-            except DataPoolError as error:
-                if data_dir is not None or not isinstance(error.__cause__, ValueError):
-                    raise  # the other configuration is tried only if this one does not exist (a ValueError)
-        return cls._of_pairs(split, pair, prompt_prefix, prompt_suffix, source, HubTable(path, configs[-1]))
+        pool = partial(
+            cls._of_pairs, split, (source_language, target_language), prefix=prompt_prefix, suffix=prompt_suffix
+        )
+        if hub_config:
+            return pool(source=source, hub=HubTable(path, hub_config))
+
+        # A repository has a pair in one of the two orders: WMT 16 has `de-en`, but not `en-de`. The second is tried
+        # only if the first does not exist, which `datasets` reports as a ValueError, and not after other errors.
+        try:
+            return pool(source=source, hub=HubTable(path, f"{source_language}-{target_language}"))
+        except DataPoolError as error:
+            if data_dir is not None or not isinstance(error.__cause__, ValueError):
+                raise
+        return pool(source=source, hub=HubTable(path, f"{target_language}-{source_language}"))
 
 
 class EnglishToGerman(_Translation):
@@ -111,7 +125,7 @@ class EnglishToGerman(_Translation):
         """
         hub = cls.tables.get(split, cls.hub)
         assert hub is not None
-        return cls._of_pairs(split, ("en", "de"), prompt_prefix, prompt_suffix, source, hub)
+        return cls._of_pairs(split, ("en", "de"), prefix=prompt_prefix, suffix=prompt_suffix, source=source, hub=hub)
 
 
 class WMT14PreprocessedEnDe(EnglishToGerman):
@@ -137,7 +151,9 @@ class IWSLT2017EnDe(EnglishToGerman):
 
 
 def _text(row: Mapping[str, Any], language: str, where: str) -> str:
-    return text_cell(row, f"translation.{language}" if "translation" in row else language, where)
+    # Hub tables have one column `translation` with both languages; parallel files give one column for each.
+    column = f"translation.{language}" if "translation" in row else language
+    return text_cell(row, column, where)
 
 
 def _pairs(languages: tuple[str, str], left: Path, right: Path) -> Iterator[LocatedRow]:

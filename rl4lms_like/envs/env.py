@@ -2,10 +2,12 @@
 
     state    prompt + response so far       six int64 arrays, see `core.observation`
     action   the next token's id            Discrete(vocab_size)
+    reward   one float for each token       of (previous state, action, state, done); a terminal one is 0 until `done`
     end      terminated: an end-of-text token, if `terminate_on_eos`, or the text contains one of `stop_strings`
-             truncated: `max_episode_length` tokens
+             truncated: `max_episode_length` tokens, the last of which does not terminate the episode
 
-An end at the length limit terminates. The reward receives `done = terminated or truncated`.
+The transition is deterministic: the action is appended to the response, and that is the next state. The reward receives
+`done = terminated or truncated`.
 """
 
 from __future__ import annotations
@@ -81,27 +83,39 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         make_sampler: Callable[[Iterable[Sample | tuple[Sample, float]]], PromptSampler] | None = None,
         stop_strings: Sequence[str] = (),
     ) -> None:
-        prompt_length = max_prompt_length or length_limit(tokenizer)
         self.layout = TextLayout(
-            tokenizer, prompt_length, max_episode_length, context_start_token, prompt_truncation_side
+            tokenizer,
+            max_prompt_length=max_prompt_length or length_limit(tokenizer),
+            max_context_length=max_episode_length,
+            context_start_token=context_start_token,
+            prompt_truncation_side=prompt_truncation_side,
         )
         self.reward_function = reward_function
+
+        # Ends of an episode: the length limit truncates it, end-of-text tokens and stop strings terminate it.
         self.max_episode_length = max_episode_length
         self.terminate_on_eos = terminate_on_eos
         self.eos_token_ids = _end_tokens(tokenizer, eos_token_ids, terminate_on_eos)
         self.stop_strings = tuple(stop_strings)
-        self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
+
+        # An embedding may have more rows than the tokenizer has tokens (T5: 32128 and 32100), and the policy can choose
+        # each of them. Observations hold both: prompts with the tokenizer's ids, responses with those of the embedding.
         self.action_space = spaces.Discrete(vocab_size or len(tokenizer))
         self.observation_space = _observation_space(self.layout, max(vocab_size or 0, len(tokenizer)))
-        self._prompt_ids: dict[int, np.ndarray] = {}
+
+        self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
+        self._prompt_ids: dict[int, np.ndarray] = {}  # index of the sample -> [prompt_length], not padded
+
+        # State of the current episode; there is none before the first `reset`.
         self._observation: Observation | None = None
-        self._actions = np.empty(0, dtype=np.int64)
+        self._actions = np.empty(0, dtype=np.int64)  # [max_episode_length] after `reset`
         self._over = True
 
     def sibling(self) -> TextGenEnv:
         """Return an environment with its own episode that shares sampler, prompts, reward and spaces with this one."""
         other = copy.copy(self)
-        other._observation, other._over = None, True
+        other._observation = None
+        other._over = True
         return other
 
     @property
@@ -128,22 +142,32 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start an episode from the next sample, or from `options["sample"]`."""
+        """Start an episode from the next sample, or from `options["sample"]`.
+
+        Returns:
+            Observation of the prompt and an empty response, as arrays `[P]`, `[T]` and `[P + T]`; and RL4LMs' `info`.
+        """
         super().reset(seed=seed)
         if seed is not None:
             self.sampler.seed(seed)
+
         if options and "sample" in options:
             sample = options["sample"]
             prompt_ids = self.layout.encode(sample)
         else:
             sample, prompt_ids = self._draw()
+
+        # A new array for each episode: observations of the last one, which users may keep, are views of the old array.
         self._actions = np.empty(self.max_episode_length, dtype=np.int64)
-        self._observation = Observation(sample, prompt_ids, self._actions, 0, self.layout)
+        self._observation = Observation(sample, prompt_ids, self._actions, n_actions=0, layout=self.layout)
         self._over = False
         return self._observation.to_dict(), _info(self._observation, self._observation)
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Append a token to the response.
+
+        Returns:
+            Observation, reward of this token, terminated, truncated, and RL4LMs' `info`.
 
         Raises:
             gymnasium.error.ResetNeeded: the episode has ended.
@@ -152,18 +176,30 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         previous = self.observation
         if self._over:
             raise gymnasium.error.ResetNeeded("the episode has ended; call reset()")
+
+        # s_{t+1} = (s_t, a_t). Both observations are views of one array of actions: the first t and t + 1 of them.
         token = int(action)
         self._actions[previous.n_actions] = token
         current = previous.after(previous.n_actions + 1)
+
+        # Stop strings are searched in the text, because their tokens depend on what precedes them. An end-of-text token
+        # at the length limit terminates: nothing is missing from such a response.
         terminated = self.terminate_on_eos and token in self.eos_token_ids
         if self.stop_strings:
             terminated = terminated or contains_any(current.context_text, self.stop_strings)
         truncated = current.n_actions == self.max_episode_length and not terminated
-        self._observation, self._over = current, terminated or truncated
-        reward, parts = score_transition_in_parts(self.reward_function, previous, token, current, self._over)
+
+        # Before the reward, which may raise: the token is part of the episode all the same.
+        self._observation = current
+        self._over = terminated or truncated
+
+        # r_t = r(s_t, a_t, s_{t+1}, done)
+        reward, reward_parts = score_transition_in_parts(
+            self.reward_function, previous=previous, action=token, current=current, done=self._over
+        )
         info = _info(previous, current)
-        if parts:
-            info[REWARD_PARTS] = parts
+        if reward_parts:
+            info[REWARD_PARTS] = reward_parts
         return current.to_dict(), reward, terminated, truncated, info
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,8 +216,11 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self._over = True
 
     def _draw(self) -> tuple[Sample, np.ndarray]:
+        """Return the next sample and its prompt ids `[prompt_length]`, which are encoded once."""
         index = self.sampler.draw()
         sample = self.sampler.samples[index]
+
+        # `clear` keeps the dict, which siblings share.
         if index not in self._prompt_ids:
             if len(self._prompt_ids) >= _CACHED_PROMPTS:
                 self._prompt_ids.clear()
@@ -215,20 +254,27 @@ def length_limit(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def _end_tokens(
-    tokenizer: PreTrainedTokenizerBase, given: Sequence[int] | None, terminate_on_eos: bool
+    tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int] | None, terminate_on_eos: bool
 ) -> frozenset[int]:
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ends = frozenset(int(id) for id in (own if given is None else given))
-    if terminate_on_eos and not ends:
+    """Return the tokens that end an episode: `eos_token_ids`, by default the tokenizer's."""
+    if eos_token_ids is None:
+        eos_token_ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    end_tokens = frozenset(int(token_id) for token_id in eos_token_ids)
+
+    if terminate_on_eos and not end_tokens:
         message = "no token ends an episode: the tokenizer has no EOS token; set it to false or set eos_token_ids"
         raise ConfigError([ConfigIssue("terminate_on_eos", message)], "the environment's arguments")
-    return ends
+    return end_tokens
 
 
 def _observation_space(layout: TextLayout, n_ids: int) -> spaces.Dict:
-    lengths = (layout.max_prompt_length, layout.max_context_length)
+    """Return the space of six int64 arrays: ids and mask of prompt `[P]`, response `[T]` and both joined `[P + T]`."""
+    max_prompt = layout.max_prompt_length
+    max_response = layout.max_context_length
+    lengths = (max_prompt, max_response, max_prompt + max_response)
+
     boxes: dict[str, spaces.Space[Any]] = {}
-    for key, length in zip(KEYS, (*lengths, sum(lengths)), strict=True):
+    for key, length in zip(KEYS, lengths, strict=True):
         boxes[f"{key}_encoded_pt"] = spaces.Box(0, n_ids - 1, (length,), np.int64)
         boxes[f"{key}_attention_mask_pt"] = spaces.Box(0, 1, (length,), np.int64)
     return spaces.Dict(boxes)

@@ -51,6 +51,7 @@ class EndedError(RewardError):
 
 
 def _attributed(method: Callable[..., T]) -> Callable[..., T]:
+    # A process that ended leaves a broken pipe; SB3's `EOFError` would not say whose it was.
     @wraps(method)
     def wrapper(self: SubprocVecEnv, *args: Any, **kwargs: Any) -> T:
         try:
@@ -76,13 +77,16 @@ class ProcessVecEnv(SubprocVecEnv):
 
     def close(self) -> None:
         """Stop the processes."""
+        # SB3's `close` waits for the step in progress and sends a message to each process: either could block or fail
+        # here. With `closed` set it does nothing.
         if not self.closed and (self.waiting or not all(process.is_alive() for process in self.processes)):
             for process in self.processes:
                 process.kill()
                 process.join()
             for remote in self.remotes:
                 remote.close()
-            self.waiting, self.closed = False, True
+            self.waiting = False
+            self.closed = True
         super().close()
 
 
@@ -102,9 +106,11 @@ class EnvInProcess(TextGenEnv):
         The seed is derived from the sampler's state, which depends on the run's seed and is part of every checkpoint.
         """
         results = super().reset(seed=seed, options=options)
+
+        # Only in a process of its own: in the parent, the global generators are those of the run.
         if multiprocessing.parent_process() is not None:
-            place = self.sampler.state_dict()["generator"]["state"]["state"]
-            set_random_seed(derived_seed(0, "reward in a process", place))
+            position = self.sampler.state_dict()["generator"]["state"]["state"]
+            set_random_seed(derived_seed(0, "reward in a process", position))
         return results
 
     def step(self, action: np.int64 | int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
@@ -112,6 +118,7 @@ class EnvInProcess(TextGenEnv):
         try:
             return super().step(action)
         except RewardError as error:
+            # An exception would end the process, and the parent would see a broken pipe instead of the error.
             self.leave()
             return self.observation.to_dict(), float("nan"), False, True, {REWARD_ERROR: str(error)}
 
@@ -135,44 +142,52 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     """
     samples = vec_env.get_attr("sample")  # fetched first, because environments reset to the next sample when done
     try:
-        return _stepped(vec_env, episodes)
+        return _step_through(vec_env, episodes)
     except EndedError:  # the environments cannot be queried any more
         raise
     except RewardError as error:
-        responses = [
-            ids[mask].tolist() for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True)
-        ]
+        responses = []
+        for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True):
+            responses.append(ids[mask].tolist())
         (layout,) = vec_env.get_attr("layout", indices=[0])
         error.texts = texts_to_score(samples, layout.tokenizer.batch_decode(responses, skip_special_tokens=True))
         raise
 
 
-def _stepped(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
-    lengths = episodes.lengths.cpu().numpy()
+def _step_through(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
+    lengths = episodes.lengths.cpu().numpy()  # [n_envs]
     if len(lengths) != vec_env.num_envs:
         raise ValueError(f"expected {vec_env.num_envs} episodes, one for each environment, got {len(lengths)}")
-    responses = episodes.response_ids.cpu().numpy()
-    first_tokens = np.cumsum(lengths) - lengths
+    responses = episodes.response_ids.cpu().numpy()  # [n_envs, response_len], right-padded
+
+    # An environment that is done has reset itself and is in an episode of the next sample, which a step would continue.
+    # The idle token does not end it, so that a terminal reward is not called for it (before the length limit).
     end_tokens = vec_env.get_attr("eos_token_ids", indices=[0])[0]
-    idle = next(token for token in count() if token not in end_tokens)
+    idle_token = next(token for token in count() if token not in end_tokens)
+
+    # Flat results `[n_tokens]`: token `step` of an episode is at the episode's offset plus `step`.
+    offsets = np.cumsum(lengths) - lengths
     rewards = np.zeros(lengths.sum(), dtype=np.float32)
-    parts: dict[str, np.ndarray] = {}
+    reward_parts: dict[str, np.ndarray] = {}
     for step in range(lengths.max()):
-        running = step < lengths
-        _, paid, dones, infos = vec_env.step(np.where(running, responses[:, step], idle))
-        rewards[first_tokens[running] + step] = paid[running]
-        for episode in np.flatnonzero(running):
+        is_running = step < lengths
+        _, step_rewards, dones, infos = vec_env.step(np.where(is_running, responses[:, step], idle_token))
+        rewards[offsets[is_running] + step] = step_rewards[is_running]
+
+        for episode in np.flatnonzero(is_running):
             if REWARD_ERROR in infos[episode]:
                 raise RewardError(infos[episode][REWARD_ERROR])
             for name, value in infos[episode].get(REWARD_PARTS, {}).items():
-                parts.setdefault(name, np.zeros(len(rewards)))[first_tokens[episode] + step] = value
-        _check_ends(running, lengths == step + 1, dones, step + 1)
-    return TokenRewards(rewards, parts)
+                part = reward_parts.setdefault(name, np.zeros(len(rewards)))  # 0 where the part had no value
+                part[offsets[episode] + step] = value
+        _check_ends(is_running, is_last=lengths == step + 1, dones=dones, n_actions=step + 1)
+    return TokenRewards(rewards, reward_parts)
 
 
-def _check_ends(running: np.ndarray, last: np.ndarray, dones: np.ndarray, n_actions: int) -> None:
-    for episode in np.flatnonzero(running & (last != dones)):
-        if last[episode]:
+def _check_ends(is_running: np.ndarray, is_last: np.ndarray, dones: np.ndarray, n_actions: int) -> None:
+    """Raise a `ValueError` if an environment is done where its response goes on, or the reverse; masks `[n_envs]`."""
+    for episode in np.flatnonzero(is_running & (is_last != dones)):
+        if is_last[episode]:
             raise ValueError(
                 f"episode {episode} stops after {n_actions} tokens, but its environment does not: let generation "
                 "continue to max_episode_length or EOS, or use the vectorised environment 'text'"

@@ -1,7 +1,10 @@
 """Vectorised environment with n episodes in one process, stepped like any SB3 `VecEnv` or scored as whole episodes.
 
-    prompts  = env.reset()             n prompts, all drawn by one sampler
+    prompts  = env.reset()             n prompts, all drawn by one sampler: arrays [n, P], [n, T] and [n, P + T]
     rewards  = env.play(episodes)      [n_tokens], equal to stepping through `episodes` token by token
+
+    episode 0  a b c           rewards of `play`:   r_a r_b r_c r_d r_e     flat, without padding
+    episode 1  d e             a terminal reward:   0   0   r_c 0   r_e     at the last token of each episode
 
 `play` calls a terminal reward for last tokens only. Observations decode their text when it is read.
 """
@@ -60,17 +63,21 @@ class TextVecEnv(DummyVecEnv):
         ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
+        # Without workers the time limit is a signal's, which not every system and thread has.
         if not reward_workers:
             check_time_limit(reward_timeout)
+
+        # Siblings share one sampler: prompts do not depend on how they are divided among the environments.
         first = TextGenEnv(*args, **kwargs)
         super().__init__([first.sibling] * n_envs)
+        self.group_size = 1
+        self.ranks = ranks or Ranks()
+
+        self.reward_parts: dict[str, np.ndarray] = {}
         self._timeout = reward_timeout
         self._workers: RewardWorkers | None = None
         if reward_workers:
             self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
-        self.reward_parts: dict[str, np.ndarray] = {}
-        self.group_size = 1
-        self.ranks = ranks or Ranks()
 
     @property
     def layout(self) -> TextLayout:
@@ -85,20 +92,23 @@ class TextVecEnv(DummyVecEnv):
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
         """Seed the sampler, which draws the prompts of all environments."""
         seeds = super().seed(seed)
-        first = seeds[0]
+        # SB3 would pass the seeds to each environment's `reset`, and each would seed the shared sampler again.
         self._reset_seeds()
-        if first is not None:
-            self.envs[0].sampler.seed(first)
+        if seeds[0] is not None:
+            self.envs[0].sampler.seed(seeds[0])
         return seeds
 
     def reset(self) -> Any:
         """Start an episode in each environment, those of a group with the same sample."""
         if self.group_size == 1 and self.ranks.size == 1:
             return super().reset()
-        drawn = self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size)
-        of_all = [sample for sample in drawn for _ in range(self.group_size)]
+
+        # One draw for each group of all processes; the environments of this process are a slice of them.
+        all_samples = []
+        for sample in self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size):
+            all_samples += [sample] * self.group_size
         first = self.num_envs * self.ranks.rank
-        return self.start(of_all[first : first + self.num_envs])
+        return self.start(all_samples[first : first + self.num_envs])
 
     def start(self, samples: Sequence[Sample]) -> Any:
         """Start an episode in each environment, with these samples in place of those of the sampler."""
@@ -119,47 +129,57 @@ class TextVecEnv(DummyVecEnv):
             RewardError: the reward failed, or did not return one finite number for each request; the error's `texts`
                 holds the texts.
         """
-        finished = self._finished(episodes)
+        final_states = self._final_states(episodes)
+
+        # The environments' own episodes are over: `step` must not continue them.
         for env in self.envs:
             env.leave()
-        try:
-            paid = self._paid(finished)
-        except RewardError as error:
-            error.texts = texts_to_score(self.samples, [episode.context_text for episode in finished])
-            raise
-        self.reward_parts = paid.parts
-        return paid.total
 
-    def _paid(self, finished: Sequence[Observation]) -> TokenRewards:
+        try:
+            rewards = self._score(final_states)
+        except RewardError as error:
+            error.texts = texts_to_score(self.samples, [state.context_text for state in final_states])
+            raise
+        self.reward_parts = rewards.parts
+        return rewards.total
+
+    def _score(self, final_states: Sequence[Observation]) -> TokenRewards:
+        """Return the reward of every token, computed by the workers or, within the time limit, in this process."""
         if self._workers is not None:
-            return self._workers.score(finished)
+            return self._workers.score(final_states)
+
         reward = self.envs[0].reward_function
         try:
-            return within(self._timeout, lambda: score_episodes_in_parts(reward, finished))
+            return within(self._timeout, lambda: score_episodes_in_parts(reward, final_states))
         except TimeIsUp as error:  # raised between two calls of the reward, hence not attributed to a sample
-            raise RewardError(f"{type(reward).__name__} failed on a batch of {len(finished)}: {error}") from error
+            raise RewardError(f"{type(reward).__name__} failed on a batch of {len(final_states)}: {error}") from error
 
     @property
     def reward_restarts(self) -> int | None:
         """Number of restarts of the reward workers; None without workers."""
         return None if self._workers is None else self._workers.restarts
 
-    def _finished(self, episodes: EpisodeBatch) -> list[Observation]:
-        """Return the last observation of each episode; responses are rows of one array."""
+    def _final_states(self, episodes: EpisodeBatch) -> list[Observation]:
+        """Return the last observation of each episode `[n_envs]`."""
         if episodes.n_episodes != self.num_envs:
             raise ValueError(f"expected {self.num_envs} episodes, one for each environment, got {episodes.n_episodes}")
         if any(env.over or env.observation.n_actions for env in self.envs):
             raise ValueError("play() scores whole responses to new prompts; call reset() first")
+
         lengths = episodes.lengths.tolist()
-        if not (min(lengths) >= 1 and max(lengths) <= self.envs[0].max_episode_length):
-            limit = self.envs[0].max_episode_length
+        limit = self.envs[0].max_episode_length
+        if not (min(lengths) >= 1 and max(lengths) <= limit):
             raise ValueError(f"responses must have 1 to {limit} tokens, got {min(lengths)} to {max(lengths)}")
-        responses = episodes.response_ids.cpu().numpy()
-        prompts = [env.observation for env in self.envs]
-        return [
-            Observation(prompt.sample, prompt.prompt_ids, response, length, prompt.layout)
-            for prompt, response, length in zip(prompts, responses, lengths, strict=True)
-        ]
+
+        # The last state stands for the whole episode: `Observation.after` gives the earlier ones, and all of them are
+        # views of one row of `responses`.
+        responses = episodes.response_ids.cpu().numpy()  # [n_envs, response_len], right-padded
+        states = []
+        for env, response, length in zip(self.envs, responses, lengths, strict=True):
+            prompt = env.observation
+            state = Observation(prompt.sample, prompt.prompt_ids, response, n_actions=length, layout=prompt.layout)
+            states.append(state)
+        return states
 
     def update_sampler(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
         """Pass the total task rewards of a rollout's episodes to the sampler, and return what it logs, by name."""

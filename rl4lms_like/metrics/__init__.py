@@ -4,12 +4,16 @@ from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
 
 _DIVERSITY = (
-    *("total_length", "mean_pred_length", "std_pred_length", "median_pred_length", "min_pred_length"),
-    "max_pred_length",
-    *(f"{name}-{order}" for order in (1, 2, 3) for name in ("distinct", "vocab_size", "unique", "entropy")),
+    *("total_length", "mean_pred_length", "std_pred_length"),
+    *("median_pred_length", "min_pred_length", "max_pred_length"),
+    *("distinct-1", "vocab_size-1", "unique-1", "entropy-1"),
+    *("distinct-2", "vocab_size-2", "unique-2", "entropy-2"),
+    *("distinct-3", "vocab_size-3", "unique-3", "entropy-3"),
     *("cond_entropy-2", "cond_entropy-3"),
 )
 """GEM-metrics' names of the statistics of tokens including punctuation."""
+
+_PARENT_SCORES = ("/precision", "/recall", "_f_score")
 
 METRICS = Registry(
     "metric",
@@ -49,7 +53,8 @@ METRICS = Registry(
             keys=(
                 "diversity_metrics/msttr-{n}",
                 "diversity_metrics/msttr-{n}_nopunct",
-                *(f"diversity_metrics/{name}{suffix}" for suffix in ("", "-nopunct") for name in _DIVERSITY),
+                *(f"diversity_metrics/{name}" for name in _DIVERSITY),
+                *(f"diversity_metrics/{name}-nopunct" for name in _DIVERSITY),
             ),
         ),
         "novelty": Entry(
@@ -156,10 +161,10 @@ METRICS = Registry(
             ".lexical:ParentToTTo",
             "PARENT as ToTTo's script computes it, all texts and both subsets, 0 to 1",
             needs="extra 'lexical', ToTTo's tables in meta_data (the pool 'totto')",
-            keys=tuple(
-                f"table_to_text/parent_{name}{score}"
-                for name in ("overall", "overlap", "non_overlap")
-                for score in ("/precision", "/recall", "_f_score")
+            keys=(
+                *(f"table_to_text/parent_overall{score}" for score in _PARENT_SCORES),
+                *(f"table_to_text/parent_overlap{score}" for score in _PARENT_SCORES),
+                *(f"table_to_text/parent_non_overlap{score}" for score in _PARENT_SCORES),
             ),
         ),
         "bleu_totto": Entry(

@@ -71,8 +71,11 @@ class SampledAnswers(TextsMetric):
         self.k = [1] if k is None else list(k)
         if not self.k:
             raise ValueError("k: expected at least one number of samples")
+
+        # A vote compares answers, and a reward gives only a number: it must also have a method `answers`.
         if self.needs_answers and not hasattr(scorer or ExactMatch, "answers"):
             raise ValueError(f"scorer: {type(scorer).__name__} extracts no answers; use exact_match or math_equal")
+
         self.scorer = scorer
         self.needs_references = scorer is None or getattr(scorer, "needs_references", False)
         self.correct_from = correct_from
@@ -87,13 +90,24 @@ class SampledAnswers(TextsMetric):
 
     def results(self, texts: Texts) -> MetricResults:
         """Compute the score for each k: each text has that of its prompt, the split the mean over prompts."""
-        right = self._right(texts)
+        is_right = self._right(texts)
         groups = groups_of(texts.prompts)
-        self._check_samples(groups)
+
+        # With fewer than k samples neither is defined: pass@k draws k of n, and maj@k would have no whole vote.
+        largest_k = max(self.k)
+        short = [prompt for prompt, indices in groups.items() if len(indices) < largest_k]
+        if short:
+            raise ValueError(
+                f"{self.name}@{largest_k} needs at least {largest_k} samples of each prompt; {len(short)} of "
+                f"{len(groups)} prompts have fewer, {short[0][:60]!r} has {len(groups[short[0]])}: repeat the prompts "
+                f"in the data pool, or lower k"
+            )
+
+        # The mean is over prompts, not over texts: a prompt with more samples weighs as much as any other.
         results: MetricResults = {}
-        for key, scores in zip(self.keys, self.scores(list(groups.values()), right, texts), strict=True):
-            of_prompt = dict(zip(groups, scores, strict=True))
-            results[key] = ([of_prompt[prompt] for prompt in texts.prompts], mean(list(of_prompt.values())))
+        for key, scores in zip(self.keys, self.scores(list(groups.values()), is_right, texts), strict=True):
+            score_by_prompt = dict(zip(groups, scores, strict=True))
+            results[key] = ([score_by_prompt[prompt] for prompt in texts.prompts], mean(scores))
         return results
 
     def _right(self, texts: Texts) -> list[bool]:
@@ -102,23 +116,16 @@ class SampledAnswers(TextsMetric):
             return list(map(bool, ExactMatch().per_text(texts)))
         prompts, responses, references, metas = texts
         scores = self.scorer(prompts, responses, references, [True] * len(responses), metas)
-        if len(scores) != len(responses):
-            raise ValueError(f"{type(self.scorer).__name__} returned {len(scores)} scores for {len(responses)} texts")
-        numbers = [float(score) for score in scores]
-        if any(map(math.isnan, numbers)):
-            place = next(place for place, number in enumerate(numbers) if math.isnan(number))
-            raise ValueError(f"{type(self.scorer).__name__} returned NaN for text {place}, {responses[place][:60]!r}")
-        return [number >= self.correct_from for number in numbers]
 
-    def _check_samples(self, groups: dict[str, list[int]]) -> None:
-        most = max(self.k)
-        few = [prompt for prompt, places in groups.items() if len(places) < most]
-        if few:
-            raise ValueError(
-                f"{self.name}@{most} needs at least {most} samples of each prompt; {len(few)} of {len(groups)} prompts "
-                f"have fewer, {few[0][:60]!r} has {len(groups[few[0]])}: repeat the prompts in the data pool, or lower "
-                f"k"
-            )
+        # A reward of the user's: in a run its results are checked by `rewards.call`, which is not used here.
+        scorer_name = type(self.scorer).__name__
+        if len(scores) != len(responses):
+            raise ValueError(f"{scorer_name} returned {len(scores)} scores for {len(responses)} texts")
+        numbers = [float(score) for score in scores]
+        for index, number in enumerate(numbers):
+            if math.isnan(number):  # not >= anything, so it would count as wrong
+                raise ValueError(f"{scorer_name} returned NaN for text {index}, {responses[index][:60]!r}")
+        return [number >= self.correct_from for number in numbers]
 
 
 class PassAtK(SampledAnswers):
@@ -137,8 +144,15 @@ class PassAtK(SampledAnswers):
     name = "pass"
 
     def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
-        counts = [(len(places), sum(right[place] for place in places)) for places in groups]
-        return [[pass_at_k(n, c, k) for n, c in counts] for k in self.k]
+        # n samples of each prompt, c of them right.
+        counts: list[tuple[int, int]] = []
+        for indices in groups:
+            counts.append((len(indices), sum(right[index] for index in indices)))
+
+        scores = []
+        for k in self.k:
+            scores.append([pass_at_k(n, c, k) for n, c in counts])
+        return scores
 
 
 class MajAtK(SampledAnswers):
@@ -161,15 +175,26 @@ class MajAtK(SampledAnswers):
     def scores(self, groups: Sequence[list[int]], right: Sequence[bool], texts: Texts) -> list[list[float]]:
         answers = (self.scorer or ExactMatch()).answers(texts)
 
-        def is_right(voters: Sequence[int]) -> bool:
-            votes = [place for place in voters if answers[place] is not None]
-            won = Counter(answers[place] for place in votes).most_common(1)  # of equal counts, the first one
-            return bool(won) and right[next(place for place in votes if answers[place] == won[0][0])]
+        def wins(voters: Sequence[int]) -> bool:
+            """Return whether the winner of a vote among these samples is right."""
+            voters = [index for index in voters if answers[index] is not None]
+            if not voters:
+                return False
 
-        def score(places: list[int], k: int) -> float:
-            return mean([float(is_right(places[start : start + k])) for start in range(0, len(places) - k + 1, k)])
+            # Of equal counts, `most_common` returns the answer that was inserted first.
+            [(winner, _)] = Counter(answers[index] for index in voters).most_common(1)
+            first_voter = next(index for index in voters if answers[index] == winner)
+            return right[first_voter]
 
-        return [[score(places, k) for places in groups] for k in self.k]
+        # Votes of k consecutive samples each: samples 0 to k - 1, k to 2k - 1, ...
+        scores = []
+        for k in self.k:
+            scores_of_k = []
+            for indices in groups:
+                starts = range(0, len(indices) - k + 1, k)
+                scores_of_k.append(mean([float(wins(indices[start : start + k])) for start in starts]))
+            scores.append(scores_of_k)
+        return scores
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -180,6 +205,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 def groups_of(texts: Sequence[str]) -> dict[str, list[int]]:
     """Return the indices at which each text occurs."""
     groups: dict[str, list[int]] = {}
-    for place, text in enumerate(texts):
-        groups.setdefault(text, []).append(place)
+    for index, text in enumerate(texts):
+        groups.setdefault(text, []).append(index)
     return groups

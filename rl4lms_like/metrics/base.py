@@ -9,10 +9,22 @@ from typing import Any, TypeAlias
 from rl4lms_like.scoring.score import Score, Texts
 
 MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
+"""Key -> (one score per generation or None, one score for the split)."""
 
 
 class BaseMetric(ABC):
     """Metric of the generations of one split.
+
+    A subclass defines `compute`; its constructor has the `args` of a config. The scores of each text appear next to the
+    texts in the run's files, those of the split in the run's curves:
+
+        class EndsWithFullStop(BaseMetric):
+            def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None,
+                        split_name=None):
+                scores = [float(text.endswith(".")) for text in generated_texts]
+                return {"form/full_stop": (scores, sum(scores) / len(scores))}
+
+    A score that is not defined for a text, such as one without references, is NaN.
 
     Attributes:
         needs_references: True if there is no score without references. A run that evaluates only samples without
@@ -69,21 +81,28 @@ class TextsMetric(BaseMetric):
         split_name: str | None = None,
     ) -> MetricResults:
         n_texts = len(generated_texts)
-        texts = Texts(prompt_texts, generated_texts, reference_texts, meta_infos or [None for _ in range(n_texts)])
+        texts = Texts(prompt_texts, generated_texts, reference_texts, meta_infos or [None] * n_texts)
         if not self.needs_references:
             return self.results(texts)
+
+        # Texts without references are left out before anything is computed, since corpus scores such as BLEU are not
+        # means of the texts' scores.
         indices = [index for index, references in enumerate(reference_texts) if references]
-
-        def spread(scores: list[float]) -> list[float]:
-            placed = dict(zip(indices, scores, strict=True))
-            return [placed.get(index, math.nan) for index in range(n_texts)]
-
         if not indices:
             return {key: ([math.nan] * n_texts, math.nan) for key in self.keys}
-        return {
-            key: (None if scores is None else spread(scores), overall)
-            for key, (scores, overall) in self.results(texts.chosen(indices)).items()
-        }
+        results = self.results(texts.chosen(indices))
+
+        # One score for each generation again: NaN where there are no references.
+        results_of_all: MetricResults = {}
+        for key, (scores, overall) in results.items():
+            if scores is None:
+                results_of_all[key] = (None, overall)
+                continue
+            scores_of_all = [math.nan] * n_texts
+            for index, score in zip(indices, scores, strict=True):
+                scores_of_all[index] = score
+            results_of_all[key] = (scores_of_all, overall)
+        return results_of_all
 
 
 class ScoreMetric(TextsMetric, Score):
@@ -107,7 +126,8 @@ class NamedMetric(BaseMetric):
     """
 
     def __init__(self, metric: BaseMetric, name: str) -> None:
-        self.metric, self.name = metric, name
+        self.metric = metric
+        self.name = name
         self.needs_references = metric.needs_references
 
     def compute(self, *args: Any, **kwargs: Any) -> MetricResults:

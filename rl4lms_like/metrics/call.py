@@ -29,6 +29,8 @@ def compute_metric(
     split = f"split {split_name!r}" if split_name else "the split"
     if not generated_texts:
         raise MetricError(f"{name}: {split} has no texts to score")
+
+    # The message has the split and the number of texts: a metric may fail on a single strange text of many.
     try:
         results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
     except KeyboardInterrupt:
@@ -36,6 +38,8 @@ def compute_metric(
     except BaseException as error:  # users' code may also raise SystemExit
         where = f"{split} ({len(generated_texts)} texts)"
         raise MetricError(f"{name} failed on {where}: {raised(error)}") from error
+
+    # Checked here, where the metric is known, and not when the scores are written to a file.
     if not isinstance(results, Mapping):
         raise MetricError(f"{name} returned {type(results).__name__}; expected name -> (scores or None, score)")
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
@@ -48,24 +52,30 @@ def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any, **named: Any
         MetricError: a metric failed, or two metrics report the same key.
     """
     results: MetricResults = {}
-    owners: dict[str, str] = {}
+    name_by_key: dict[str, str] = {}
     for metric in metrics:
         name = _name(metric)
-        found = compute_metric(metric, *arguments, **named)
-        for key in found:
-            if key in owners:
-                raise MetricError(f"{owners[key]} and {name} both report {key!r}; give one a `name` in the config")
-            owners[key] = name
-        results |= found
+        metric_results = compute_metric(metric, *arguments, **named)
+
+        # Two instances of one metric, such as two classifiers: the second would replace the scores of the first.
+        for key in metric_results:
+            if key in name_by_key:
+                other = name_by_key[key]
+                raise MetricError(f"{other} and {name} both report {key!r}; give one a `name` in the config")
+            name_by_key[key] = name
+        results |= metric_results
     return results
 
 
 def _scores(where: str, value: Any, n_texts: int) -> tuple[list[float] | None, float]:
+    """Return a result as (scores `[n_texts]` or None, score), or raise a `MetricError` that starts with `where`."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         raise MetricError(f"{where}: expected a pair (scores or None, score), got {excerpt(value)}")
     per_text, overall = value
     if per_text is None:
         return None, _number(where, overall)
+
+    # Lists, arrays and tensors have a length; a text has one too, but its characters are no scores.
     if isinstance(per_text, (str, bytes)) or not hasattr(per_text, "__len__"):
         raise MetricError(f"{where}: expected a list of {n_texts} scores or None, got {excerpt(per_text)}")
     if len(per_text) != n_texts:
@@ -80,6 +90,8 @@ def _name(metric: BaseMetric) -> str:
 
 
 def _number(where: str, value: Any) -> float:
+    # `float` accepts the text "0.5", which a metric returns by mistake only. A RuntimeError is that of a tensor with
+    # several elements.
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.numbers import Count
@@ -69,10 +70,11 @@ class SummaCZSMetric(ScoreMetric):
 
         A text without a chunk, such as an empty one, scores 0, or 1 if only `use_con` is set.
         """
-        return [
-            zero_shot(image, op1=self.op1, op2=self.op2, use_ent=self.use_ent, use_con=self.use_con)
-            for image in self.imager.images(texts.prompts, texts.responses)
-        ]
+        # An image is [3, n_document_chunks, n_summary_chunks]: entailment, contradiction, neutral of each pair.
+        scores = []
+        for image in self.imager.images(texts.prompts, texts.responses):
+            scores.append(zero_shot(image, op1=self.op1, op2=self.op2, use_ent=self.use_ent, use_con=self.use_con))
+        return scores
 
 
 @dataclass(eq=False)
@@ -114,12 +116,27 @@ class SummaCConvMetric(ScoreMetric):
         if not self.models:
             raise ValueError("models: expected at least one NLI model")
         if self.bins != "percentile":
-            n_even_bins(self.bins)
+            n_even_bins(self.bins)  # raises an error for another name
+
+        # The size of the head's input depends on all of these: a head that was trained with others cannot be loaded.
         start_file = require_head(self.start_file, self.needed_by)
-        self.head = Head(start_file, len(self.models), self.bins, self.nli_labels, self.agg, self.norm_histo)
+        self.head = Head(
+            start_file,
+            n_models=len(self.models),
+            bins=self.bins,
+            nli_labels=self.nli_labels,
+            agg=self.agg,
+            norm_histo=self.norm_histo,
+        )
         self.imagers = [Imager(name, self) for name in self.models]
 
     def per_text(self, texts: Texts) -> list[float]:
         """Return the score of each text against its prompt."""
-        images = zip(*(imager.images(texts.prompts, texts.responses) for imager in self.imagers), strict=True)
-        return [self.head.score([layer for image in of_pair for layer in image]) for of_pair in images]
+        images_by_model = [imager.images(texts.prompts, texts.responses) for imager in self.imagers]
+
+        # The head reads the images of all models as one, [3 * n_models, n_document_chunks, n_summary_chunks].
+        scores = []
+        for images_of_text in zip(*images_by_model, strict=True):
+            layers = list(chain.from_iterable(images_of_text))
+            scores.append(self.head.score(layers))
+        return scores

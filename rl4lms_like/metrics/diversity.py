@@ -91,7 +91,10 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     A text with fewer than `n` tokens counts as one n-gram made of its tokens. If such texts were left out, the ratio
     would depend only on the few texts that are long enough: it would be 1 for a single one of them.
     """
-    grams = [gram for read in map(tokens, texts) for gram in list(ngrams(read, n)) or [tuple(read)]]
+    grams: list[tuple[str, ...]] = []
+    for text in texts:
+        text_tokens = tokens(text)
+        grams += list(ngrams(text_tokens, n)) or [tuple(text_tokens)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
 
@@ -100,13 +103,16 @@ def top_sentence_fraction(texts: Sequence[str]) -> float:
 
     It is 1/n if no sentence occurs in two of the `n` texts, and 0 if no text has a sentence.
     """
-    counts = Counter(sentence for text in texts for sentence in set(_sentences(text)))
+    # The number of texts with a sentence, not of its occurrences: a text that repeats one sentence counts once.
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(set(_sentences(text)))
     return max(counts.values(), default=0) / len(texts)
 
 
 def _sentences(text: str) -> list[str]:
-    parts = _SENTENCE_END.split(text)
-    return [" ".join(part.lower().split()) for part in parts if _LETTER_OR_DIGIT.search(part)]
+    sentences = _SENTENCE_END.split(text)
+    return [" ".join(sentence.lower().split()) for sentence in sentences if _LETTER_OR_DIGIT.search(sentence)]
 
 
 def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
@@ -117,22 +123,31 @@ def diversity(texts: Sequence[str], window_size: int = 100) -> dict[str, float]:
     `distinct-N` that number divided by the number of n-grams, `unique-N` the number of n-grams that occur once; all are
     0 without n-grams.
     """
-    tokens = [[token.lower() for token in words(text, "the metric 'diversity'")] for text in texts]
-    plain = [[token for token in text if token not in _PUNCTUATION] for text in tokens]
+    # [n_texts][n_words] each, with punctuation marks and without.
+    texts_with: list[list[str]] = []
+    texts_without: list[list[str]] = []
+    for text in texts:
+        text_words = [word.lower() for word in words(text, "the metric 'diversity'")]
+        texts_with.append(text_words)
+        texts_without.append([word for word in text_words if word not in _PUNCTUATION])
+
+    # GEM-metrics' names: `_nopunct` here, `-nopunct` in all others.
     results = {
-        f"msttr-{window_size}": round(_msttr(tokens, window_size), 5),
-        f"msttr-{window_size}_nopunct": round(_msttr(plain, window_size), 5),
+        f"msttr-{window_size}": round(_msttr(texts_with, window_size), 5),
+        f"msttr-{window_size}_nopunct": round(_msttr(texts_without, window_size), 5),
     }
-    for suffix, kind in (("", tokens), ("-nopunct", plain)):
-        results |= {f"{name}{suffix}": value for name, value in (_lengths(kind) | _of_ngrams(kind)).items()}
+    results |= _lengths(texts_with) | _of_ngrams(texts_with)
+    for name, value in (_lengths(texts_without) | _of_ngrams(texts_without)).items():
+        results[f"{name}-nopunct"] = value
     return results
 
 
 def _msttr(texts: list[list[str]], window_size: int) -> float:
-    tokens = list(chain.from_iterable(texts))
-    starts = range(0, len(tokens) - window_size + 1, window_size)
-    shares = [len(set(tokens[start : start + window_size])) / window_size for start in starts]
-    return fmean(shares) if shares else math.nan
+    """Return the mean segmental type-token ratio; the words after the last whole window are not used."""
+    all_words = list(chain.from_iterable(texts))
+    starts = range(0, len(all_words) - window_size + 1, window_size)
+    ratios = [len(set(all_words[start : start + window_size])) / window_size for start in starts]
+    return fmean(ratios) if ratios else math.nan
 
 
 def _lengths(texts: list[list[str]]) -> dict[str, float]:
@@ -157,6 +172,8 @@ def _of_ngrams(texts: list[list[str]]) -> dict[str, float]:
         results[f"vocab_size-{order}"] = float(len(counts))
         results[f"unique-{order}"] = float(sum(count == 1 for count in counts.values()))
         results[f"entropy-{order}"] = _entropy(counts)
+
+        # H(last word | words before it) needs the n-grams that are one word shorter.
         if order > 1:
             results[f"cond_entropy-{order}"] = _conditional_entropy(counts, shorter)
         shorter = counts
@@ -164,17 +181,21 @@ def _of_ngrams(texts: list[list[str]]) -> dict[str, float]:
 
 
 def _entropy(counts: _Grams) -> float:
+    """Return `sum p(gram) log2(1 / p(gram))`, in bits."""
     total = counts.total()
     return math.fsum(count / total * math.log2(total / count) for count in counts.values())
 
 
 def _conditional_entropy(counts: _Grams, shorter: _Grams) -> float:
-    """Return `-sum p(gram) log2(p(gram) / p(gram without its last word))`."""
-    total, total_shorter = counts.total(), shorter.total()
-    return math.fsum(
-        count / total * math.log2((shorter[gram[:-1]] / total_shorter) / (count / total))
-        for gram, count in counts.items()
-    )
+    """Return `-sum p(gram) log2(p(gram) / p(gram without its last word))`, in bits."""
+    total = counts.total()
+    total_shorter = shorter.total()
+    terms = []
+    for gram, count in counts.items():
+        p_gram = count / total
+        p_shorter = shorter[gram[:-1]] / total_shorter
+        terms.append(p_gram * math.log2(p_shorter / p_gram))
+    return math.fsum(terms)
 
 
 class NoveltyMetric(TextsMetric):
@@ -199,25 +220,34 @@ class NoveltyMetric(TextsMetric):
         A text without n-grams of an order is NaN. A text is not novel if it equals a training text, ignoring case and
         white space.
         """
-        read = [tokens(text) for text in texts.responses]
-        grams = {order: [list(ngrams(text, order)) for text in read] for order in range(1, self.max_n + 1)}
-        wanted = {order: set(chain.from_iterable(each)) for order, each in grams.items()}
-        known: dict[int, set[tuple[str, ...]]] = {order: set() for order in grams}
-        whole, copied = {tuple(text) for text in read}, set()
+        responses = [tokens(text) for text in texts.responses]
+        orders = range(1, self.max_n + 1)
+
+        # n-grams of the responses: of each by order, and all of an order.
+        grams: dict[int, list[list[tuple[str, ...]]]] = {}
+        all_grams: dict[int, set[tuple[str, ...]]] = {}
+        for order in orders:
+            grams[order] = [list(ngrams(response, order)) for response in responses]
+            all_grams[order] = set(chain.from_iterable(grams[order]))
+
+        # Those that occur in the training texts, of which one at a time is in memory: the file may be larger than it.
+        known: dict[int, set[tuple[str, ...]]] = {order: set() for order in orders}
+        whole_responses = {tuple(response) for response in responses}
+        copied: set[tuple[str, ...]] = set()
         for training_text in read_texts(self.path, self.field):
-            its_tokens = tokens(training_text)
-            if tuple(its_tokens) in whole:
-                copied.add(tuple(its_tokens))
-            for order, found in known.items():
-                found.update(wanted[order].intersection(ngrams(its_tokens, order)))
-        results: MetricResults = {
-            f"diversity_metrics/novelty-{order}": (
-                [_fraction_of_new(text, known[order]) for text in each],
-                _fraction_of_new(list(chain.from_iterable(each)), known[order]),
-            )
-            for order, each in grams.items()
-        }
-        novel = [float(tuple(text) not in copied) for text in read]
+            training_tokens = tokens(training_text)
+            if tuple(training_tokens) in whole_responses:
+                copied.add(tuple(training_tokens))
+            for order in orders:
+                known[order] |= all_grams[order].intersection(ngrams(training_tokens, order))
+
+        # Over all n-grams, so that a long response weighs more than a short one; not the mean of the responses' scores.
+        results: MetricResults = {}
+        for order in orders:
+            scores = [_fraction_of_new(response_grams, known[order]) for response_grams in grams[order]]
+            overall = _fraction_of_new(list(chain.from_iterable(grams[order])), known[order])
+            results[f"diversity_metrics/novelty-{order}"] = (scores, overall)
+        novel = [float(tuple(response) not in copied) for response in responses]
         return results | {"diversity_metrics/novel_texts": (novel, fmean(novel))}
 
 

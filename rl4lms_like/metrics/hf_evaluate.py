@@ -47,40 +47,56 @@ class EvaluateMetric(TextsMetric):
     ) -> None:
         if not trust_remote_code:
             raise ValueError(f"{path!r} is a Python script: set trust_remote_code: true to run it if you trust it")
+
         self.inputs = inputs or _INPUTS
         self.needs_references = not {"reference_texts", "first_reference"}.isdisjoint(self.inputs.values())
         self.compute_args = compute_args or {}
         self.result_keys = result_keys
+
+        # Keys are known only if they are listed: what a script returns shows when it has run.
         self.name = Path(path).stem if path.endswith(".py") else Path(path).name
         self.keys = tuple(f"evaluate/{self.name}/{key}" for key in result_keys or ())
+
         self._metric = _loaded(path, config_name)
         _check_inputs(self._metric, self.inputs)
 
     def results(self, texts: Texts) -> MetricResults:
         """Compute `evaluate/<name>/<key>`."""
+        # Without a need for references, samples may have none, and no input reads them.
+        first_references = [references[0] for references in texts.references] if self.needs_references else []
         columns: dict[Column, list[Any]] = {
             "prompt_texts": texts.prompts,
             "generated_texts": texts.responses,
             "reference_texts": texts.references,
-            "first_reference": [each[0] for each in texts.references] if self.needs_references else [],
+            "first_reference": first_references,
         }
-        given = {name: columns[kind] for name, kind in self.inputs.items()}
-        results = self._metric.compute(**given, **self.compute_args)
-        found = self._numbers(results, len(texts.responses))
-        return {f"evaluate/{self.name}/{key}": value for key, value in found.items()}
+        inputs = {name: columns[column] for name, column in self.inputs.items()}
+        results = self._metric.compute(**inputs, **self.compute_args)
+        scores = self._scores(results, len(texts.responses))
+        return {f"evaluate/{self.name}/{key}": value for key, value in scores.items()}
 
-    def _numbers(self, results: Any, n_texts: int) -> MetricResults:
+    def _scores(self, results: Any, n_texts: int) -> MetricResults:
+        """Return the numbers of a script's results, or of those in `result_keys`."""
         if not isinstance(results, Mapping):
             raise ValueError(f"{self.name!r} returned {type(results).__name__}; expected name -> number")
-        wanted = list(results) if self.result_keys is None else self.result_keys
-        missing = [key for key in wanted if key not in results]
+        keys = list(results) if self.result_keys is None else self.result_keys
+        missing = [key for key in keys if key not in results]
         if missing:
             raise ValueError(f"{self.name!r} has no result {missing[0]!r}; it has {', '.join(map(repr, results))}")
-        read = {key: _number_or_list(results[key], n_texts) for key in wanted}
-        strange = [key for key, value in read.items() if value is None]
-        if strange and (self.result_keys is not None or len(strange) == len(read)):
-            raise ValueError(f"{self.name!r}: the result {strange[0]!r} is neither a number nor one number per text")
-        return {key: value for key, value in read.items() if value is not None}
+
+        # Scripts also return texts, settings or counts per n-gram, which are left out; but not if the user selected
+        # them, nor if nothing would be left.
+        scores: MetricResults = {}
+        others = []
+        for key in keys:
+            score = _number_or_list(results[key], n_texts)
+            if score is None:
+                others.append(key)
+            else:
+                scores[key] = score
+        if others and (self.result_keys is not None or not scores):
+            raise ValueError(f"{self.name!r}: the result {others[0]!r} is neither a number nor one number per text")
+        return scores
 
 
 def _number_or_list(value: Any, n_texts: int) -> tuple[list[float] | None, float] | None:
@@ -88,10 +104,12 @@ def _number_or_list(value: Any, n_texts: int) -> tuple[list[float] | None, float
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, (int, float)):
         return None, float(plain)
-    is_list = isinstance(plain, Sequence) and all(isinstance(each, (int, float)) for each in plain)
+
+    # A list of another length, such as BLEU's precisions by order, has no scores of texts.
+    is_list = isinstance(plain, Sequence) and all(isinstance(item, (int, float)) for item in plain)
     if not is_list or len(plain) != n_texts:
         return None
-    scores = [float(each) for each in plain]
+    scores = [float(item) for item in plain]
     return scores, fmean(scores)
 
 
@@ -116,10 +134,12 @@ def _check_inputs(metric: Any, inputs: Mapping[str, Column]) -> None:
     """
     from datasets import Value
 
+    # A metric may accept several formats, such as one reference or a list of them; the names are those of each.
     formats = metric.features if isinstance(metric.features, list) else [metric.features]
     known = list(formats[0])
     if set(inputs) != set(known):
         raise ValueError(f"{metric.name!r} takes the inputs {', '.join(known)}; `inputs` names {', '.join(inputs)}")
+
     for name, texts in inputs.items():
         takes_lists = any(not isinstance(features[name], Value) for features in formats)
         if texts == "reference_texts" and not takes_lists:

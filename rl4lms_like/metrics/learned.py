@@ -17,7 +17,7 @@ class LearnedRewardMetric(LabelProbability, ScoreMetric):
 
     keys = ("semantic/learned_automodel_metric",)
 
-    def __init__(  # the order of arguments is RL4LMs', which differs from that of the reward
+    def __init__(
         self,
         model_name: str,
         label_ix: Whole,
@@ -27,8 +27,16 @@ class LearnedRewardMetric(LabelProbability, ScoreMetric):
         dtype: Dtype = "float32",
         trust_remote_code: bool = False,
     ) -> None:
-        given = (model_name, label_ix, include_prompt_for_eval, trust_remote_code)
-        super().__init__(*given, batch_size=batch_size, device=device, dtype=dtype)
+        # A constructor only for the order of the arguments, which is RL4LMs' and differs from that of the reward.
+        super().__init__(
+            model_name=model_name,
+            label_ix=label_ix,
+            include_prompt_for_eval=include_prompt_for_eval,
+            trust_remote_code=trust_remote_code,
+            batch_size=batch_size,
+            device=device,
+            dtype=dtype,
+        )
 
 
 class RewardModelMetric(RewardModelScore, ScoreMetric):

@@ -40,6 +40,7 @@ class RougeMetric(TextsMetric):
         require_rouge("the metric 'rouge'")
 
     def results(self, texts: Texts) -> MetricResults:
+        # With several references, the best is chosen for each type: it may be another one for ROUGE-1 than for ROUGE-L.
         by_type = rouge(texts.responses, texts.references, use_single_ref=self.use_single_ref)
         return {f"lexical/rouge_{rouge_type}": (scores, mean(scores)) for rouge_type, scores in by_type.items()}
 
@@ -87,15 +88,17 @@ class ParentToTTo(TextsMetric):
         NaN if there is none. The F-score of each text is reported with `overall`.
         """
         samples = totto_samples(texts.metas, "the metric 'parent_totto'")
-        scores = parent(texts.responses, samples)
+        scores = parent(texts.responses, samples)  # [n], each with precision, recall and F
+
+        # `overlap`: the header names of the table occur in the training split; None stands for all texts.
         results: MetricResults = {}
         for name, overlap in SUBSETS.items():
-            chosen = [scores[index] for index in _of_subset(samples, overlap)]
+            subset = [scores[index] for index in _of_subset(samples, overlap)]
             key = f"table_to_text/parent_{name}"
-            results[f"{key}/precision"] = (None, mean([score.precision for score in chosen]))
-            results[f"{key}/recall"] = (None, mean([score.recall for score in chosen]))
-            of_texts = [score.f_score for score in scores] if overlap is None else None
-            results[f"{key}_f_score"] = (of_texts, mean([score.f_score for score in chosen]))
+            results[f"{key}/precision"] = (None, mean([score.precision for score in subset]))
+            results[f"{key}/recall"] = (None, mean([score.recall for score in subset]))
+            f_scores = [score.f_score for score in scores] if overlap is None else None
+            results[f"{key}_f_score"] = (f_scores, mean([score.f_score for score in subset]))
         return results
 
 
@@ -108,21 +111,24 @@ class BLEUToTTo(TextsMetric):
     def results(self, texts: Texts) -> MetricResults:
         """Compute `table_to_text/bleu_overall`, `.../bleu_overlap`, `.../bleu_non_overlap`; NaN without texts."""
         samples = totto_samples(texts.metas, "the metric 'bleu_totto'")
+
+        # BLEU of a corpus is not a mean over texts: it is recomputed for each subset, without scores of single texts.
         results: MetricResults = {}
         for name, overlap in SUBSETS.items():
-            chosen = _of_subset(samples, overlap)
-            responses, tables = [texts.responses[index] for index in chosen], [samples[index] for index in chosen]
+            indices = _of_subset(samples, overlap)
+            responses = [texts.responses[index] for index in indices]
+            tables = [samples[index] for index in indices]
             results[f"table_to_text/bleu_{name}"] = (None, bleu(responses, tables))
         return results
 
 
 def _of_subset(samples: Sequence[TottoSample], overlap: bool | None) -> list[int]:
     """Return the indices of the samples in a subset that have references."""
-    return [
-        index
-        for index, sample in enumerate(samples)
-        if sample.n_written and (overlap is None or sample.overlap == overlap)
-    ]
+    indices = []
+    for index, sample in enumerate(samples):
+        if sample.n_written and (overlap is None or sample.overlap == overlap):
+            indices.append(index)
+    return indices
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl4lms_like.core.devices import Device
@@ -58,7 +59,11 @@ class ReferencePerplexity(ScoreMetric):
             self.reference.model, self.reference.tokenizer, texts.prompts, texts.responses, batch_size=self.batch_size
         )
         scores = [perplexity(total, n_tokens) for total, n_tokens in surprisals]
-        return scores, perplexity(sum(total for total, _ in surprisals), sum(n_tokens for _, n_tokens in surprisals))
+
+        # exp(sum of -log p / number of tokens), not the mean of the texts' perplexities: long texts weigh more.
+        total = sum(total for total, _ in surprisals)
+        n_tokens = sum(n_tokens for _, n_tokens in surprisals)
+        return scores, perplexity(total, n_tokens)
 
 
 @dataclass(eq=False)
@@ -106,18 +111,24 @@ class Perplexity(BaseMetric):
             raise ValueError("causal_perplexity needs the evaluated model, but none was given")
         if model.config.is_encoder_decoder:
             raise ValueError(f"causal_perplexity supports only decoder-only models, not {type(model).__name__}")
+
         texts = self._texts(reference_texts, meta_infos)
         ids = self._tokenizer("\n\n".join(texts), verbose=False)["input_ids"] if texts else []
+
+        # The tokenizer is that of the config, which need not be the model's. On a GPU, an id beyond the embedding would
+        # end the process with a CUDA error.
         n_known = model.get_input_embeddings().num_embeddings
         if ids and max(ids) >= n_known:
             raise ValueError(f"the tokenizer {self.tokenizer_id!r} has more tokens than the {n_known} of the model")
+
         window = self.max_length or min(n_positions(model) or _LONGEST_WINDOW, _LONGEST_WINDOW)
         result = strided_perplexity(model, ids, stride=self.stride, window=window)
         return {"fluency_metrics/perplexity": (None, result)}
 
     def _texts(self, reference_texts: list[list[str]], meta_infos: list[dict[str, Any] | None] | None) -> list[str]:
+        """Return all references, or the text that each sample's `meta_data` has."""
         if not self.use_text_from_meta_data:
-            return [text for references in reference_texts for text in references]
+            return list(chain.from_iterable(reference_texts))
         texts = [(meta or {}).get("reference") for meta in meta_infos or [None] * len(reference_texts)]
         if any(not isinstance(text, str) for text in texts):
             raise ValueError("a sample's meta_data has no text `reference`, which use_text_from_meta_data requires")
@@ -148,20 +159,26 @@ def response_surprisals(
     """
     import torch
 
+    # Token ids of prompt and response, and the number of response tokens that have a token before them. Both are
+    # encoded separately, as in rollouts: encoded together, a token could span the boundary.
     limit = getattr(model.config, "max_position_embeddings", None)
-    rows = []
+    rows: list[list[int]] = []
+    n_scored: list[int] = []
     for prompt, generated in zip(prompt_texts, generated_texts, strict=True):
         response_ids = tokenizer(generated, add_special_tokens=False, verbose=False)["input_ids"]
         ids = [*tokenizer(prompt, verbose=False)["input_ids"], *response_ids][-limit if limit else None :]
-        rows.append((ids, min(len(response_ids), len(ids) - 1)))
+        rows.append(ids)
+        n_scored.append(min(len(response_ids), len(ids) - 1))
+
+    # An empty text stays at no tokens. Texts of similar length share a batch, which saves padding.
     results = [(0.0, 0)] * len(rows)
-    scorable = [index for index, (_, n_scored) in enumerate(rows) if n_scored > 0]
+    scorable = [index for index, count in enumerate(n_scored) if count > 0]
     with torch.inference_mode():
-        for batch in batches_by_length([rows[index][0] for index in scorable], batch_size):
-            chosen = [scorable[place] for place in batch]
-            totals = _totals(model, *zip(*(rows[index] for index in chosen), strict=True))
-            for index, total in zip(chosen, totals, strict=True):
-                results[index] = (total, rows[index][1])
+        for batch in batches_by_length([rows[index] for index in scorable], batch_size):
+            indices = [scorable[position] for position in batch]  # the batch counts scorable texts, not all texts
+            totals = _totals(model, [rows[index] for index in indices], [n_scored[index] for index in indices])
+            for index, total in zip(indices, totals, strict=True):
+                results[index] = (total, n_scored[index])
     return results
 
 
@@ -175,19 +192,26 @@ def strided_perplexity(model: PreTrainedModel, ids: Sequence[int], *, stride: in
     """
     import torch
 
-    text = torch.tensor(ids, device=next(model.parameters()).device)
+    text = torch.tensor(ids, device=next(model.parameters()).device)  # [n_tokens]
     stride = min(stride, window)
-    total, n_counted = 0.0, 0
+    total = 0.0
+    n_counted = 0
     with _evaluating(model), torch.no_grad():
         for start in range(0, len(ids), stride):
+            # The window is [begin, end); the tokens [first, end) are scored, given those before them in it.
             end = min(start + stride, len(ids))
             begin = max(start + stride - window, 0)
             first = max(start, begin + 1)  # the first token of a window cannot be predicted
             if first >= end:
                 continue
+
+            # The logits at position i predict the token at i + 1: hence one position earlier.
             logits = model(input_ids=text[None, begin:end]).logits[0, first - begin - 1 : end - begin - 1].float()
             mean = torch.nn.functional.cross_entropy(logits, text[first:end])
-            total, n_counted = total + float(mean) * (end - start), n_counted + end - start
+
+            # Times all tokens of the step, also one without context, which is what transformers' documentation does.
+            total += float(mean) * (end - start)
+            n_counted += end - start
     return perplexity(total, n_counted)
 
 
@@ -215,11 +239,16 @@ def _totals(model: PreTrainedModel, rows: Sequence[list[int]], counts: Sequence[
     """Return the summed negative log-probs of the last `counts[i]` tokens of each row."""
     import torch
 
-    inputs = model_inputs(rows, 0, model.device)
-    ids, lengths = inputs["input_ids"], inputs["attention_mask"].sum(dim=1)
-    positions = torch.arange(ids.shape[1], device=model.device)
+    inputs = model_inputs(rows, 0, model.device)  # right-padded, [n, row_len]
+    ids = inputs["input_ids"]
+    lengths = inputs["attention_mask"].sum(dim=1)  # [n]
+
+    # -log p(token | all before) of tokens 1 ... row_len - 1, [n, row_len - 1].
     logits = model(**inputs).logits[:, :-1].float()
     surprisals = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+
+    # Only the last tokens of each row are counted, and no padding. Sums in float64: a response may be long.
+    positions = torch.arange(ids.shape[1], device=model.device)
     first = (lengths - torch.tensor(counts, device=model.device))[:, None]
-    counted = (positions[1:] >= first) & (positions[1:] < lengths[:, None])
-    return torch.where(counted, surprisals, 0.0).double().sum(dim=1).tolist()
+    is_counted = (positions[1:] >= first) & (positions[1:] < lengths[:, None])
+    return torch.where(is_counted, surprisals, 0.0).double().sum(dim=1).tolist()

@@ -34,23 +34,31 @@ def arguments_signature(function: Any) -> Any:
     if not callable(function):
         return function
 
+    # The signature is what a config's `args` are checked against; the text is not one of them.
     @functools.wraps(function)
-    def takes(**args: Any) -> Any:
+    def without_text(**args: Any) -> Any:
         return function("", **args)
 
     signature = inspect.signature(function)
-    takes.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])  # type: ignore[attr-defined]
-    return takes
+    parameters = list(signature.parameters.values())[1:]
+    without_text.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return without_text
 
 
 def _misfit(function: Any) -> str | None:
     """Return why an object is no post-processor, or None: the first parameter of a post-processor is named `text`."""
+    message = "expected a function whose first parameter is `text`"
+    # Classes have a signature too, that of their constructor. Some functions in C have none.
+    if inspect.isclass(function):
+        return message
     try:
         first = next(iter(inspect.signature(function).parameters.values()), None)
     except (TypeError, ValueError):
-        first = None
+        return message
+
+    # It is called as `function(text, **args)`, by position.
     is_text = first is not None and first.name == "text" and first.kind is not first.KEYWORD_ONLY
-    return None if is_text and not inspect.isclass(function) else "expected a function whose first parameter is `text`"
+    return None if is_text else message
 
 
 POST_PROCESSORS = PostProcessors(
@@ -88,8 +96,11 @@ def try_post_processor(function: Callable[[str], str]) -> None:
 
 
 def _processed(function: Callable[[str], str], text: str) -> str:
+    # A function with bound arguments is a `partial`, whose `func` has the name.
     name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
     start = text if len(text) <= 60 else f"{text[:60]}..."
+
+    # This library's errors already say what is missing, such as a package or a word list.
     try:
         result = function(text)
     except (RL4LMsLikeError, KeyboardInterrupt):

@@ -83,33 +83,51 @@ class Tracker:
     ) -> None:
         from rl4lms_like.tracking.console import ConsoleHandler, ConsoleSink
 
+        # Services before the folder: a missing package must not leave a folder that contains a run.
         self._console = ConsoleSink(quiet=quiet)
         services: list[Sink] = []
         if wandb_log or tensorboard_log is not None:
             from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
 
-            services += [WandbSink(wandb_project)] if wandb_log else []
-            services += [] if tensorboard_log is None else [TensorBoardSink(tensorboard_log)]
-        if resume:  # the folder exists under any name; a mount at the root may have no valid project name
-            wanted = Path(base_path_to_store_results) / project_name / experiment_name
+            if wandb_log:
+                services.append(WandbSink(wandb_project))
+            if tensorboard_log is not None:
+                services.append(TensorBoardSink(tensorboard_log))
+
+        # On resume the folder exists under any name; a mount at the root may have no valid project name.
+        if resume:
+            folder = Path(base_path_to_store_results) / project_name / experiment_name
         else:
-            wanted = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+            folder = experiment_folder(base_path_to_store_results, project_name, experiment_name)
+
+        # Secrets are masked before anything is written or sent.
         run_config = masked(run_config)
         self.run_config = dict(run_config)
         try:
-            self.run_path, self._lock = claim_folder(wanted, run_config, resume=resume, held=held)
+            self.run_path, self._lock = claim_folder(folder, run_config, resume=resume, held=held)
             self._folder = RunFolder(self.run_path)
-            log = _LogFile(self.run_path / LOG_FILE, encoding="utf-8", errors="backslashreplace")
+            log_handler = _LogFile(self.run_path / LOG_FILE, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            raise RL4LMsLikeError(f"cannot write to the run folder {wanted}: {reason(error)}") from error
-        shown = ConsoleHandler(self._console)
-        self._handlers = [_listen(log_level, log), _listen(logging.WARNING if quiet else log_level, shown)]
-        self._iteration, self._timesteps = 0, 0
-        self._reported: set[str] = set()
+            raise RL4LMsLikeError(f"cannot write to the run folder {folder}: {reason(error)}") from error
+        console_handler = ConsoleHandler(self._console)
+        console_level = logging.WARNING if quiet else log_level
+        self._handlers = [_listen(log_level, log_handler), _listen(console_level, console_handler)]
+
+        self._iteration = 0
+        self._timesteps = 0
+        self._reported: set[str] = set()  # sinks' errors and non-finite keys of which a warning was logged
         self._is_done = False
-        if self.run_path != wanted:
-            logger.info("%s already contains a run; this run is stored in %s", wanted, self.run_path)
-        run = RunDescription(self.run_path, project_name, self.run_path.name, dict(run_config), entity_name)
+        if self.run_path != folder:
+            logger.info("%s already contains a run; this run is stored in %s", folder, self.run_path)
+
+        # A sink that cannot be opened receives no further events.
+        run = RunDescription(
+            self.run_path,
+            project=project_name,
+            experiment=self.run_path.name,
+            config=dict(run_config),
+            entity=entity_name,
+        )
         self._sinks = [sink for sink in (self._console, *services, *sinks) if self._try(sink, "open", run)]
         logger.info("run folder: %s", self.run_path, extra=FILE_ONLY)
 
@@ -135,7 +153,7 @@ class Tracker:
     def start(self, n_iters: int, *, completed: int = 0) -> None:
         """Signal the start of training: `n_iters` iterations in all, `completed` of them before a resume."""
         self._iteration = completed
-        self._tell("start", n_iters, completed)
+        self._pass_to_all("start", n_iters, completed)
 
     def make_sb3_logger(self, verbose: int = 0) -> Logger:
         """Return a Stable-Baselines3 logger for `algorithm.set_logger`; this tracker records its dumps."""
@@ -168,15 +186,19 @@ class Tracker:
         """
         if not values:
             return
+
+        # SB3's own algorithms log no `time/iteration`: for them iterations are counted, by their rollouts.
         if any(key.startswith(ROLLOUT_GROUPS) for key in values):
             self._iteration += 1
             self._timesteps += int(values.get("rollout_info/n_tokens", 0))
         self._iteration = int(values.get("time/iteration", self._iteration))
         self._timesteps = self._timesteps if timesteps is None else timesteps
         self._warn_of_non_finite(values)
+
+        names_by_key = excluded or {}
         for sink in (self._folder, *self._sinks):
-            kept = {key: value for key, value in values.items() if sink.name not in (excluded or {}).get(key, ())}
-            self._pass(sink, "write", kept, iteration=self._iteration, timesteps=self._timesteps)
+            sink_values = {key: value for key, value in values.items() if sink.name not in names_by_key.get(key, ())}
+            self._pass(sink, "write", sink_values, iteration=self._iteration, timesteps=self._timesteps)
 
     def show_progress(self, iteration: int, values: Mapping[str, Any] | None = None) -> None:
         """Show progress on the console between two calls of `log_values`; nothing is recorded."""
@@ -185,12 +207,15 @@ class Tracker:
     def log_metrics(self, epoch: Epoch, split_name: str, metrics_dict: Mapping[str, Any]) -> None:
         """Record the corpus scores of one evaluation, by metric key."""
         self._warn_of_non_finite({f"{split_name}/{key}": score for key, score in metrics_dict.items()})
-        self._tell("log_metrics", epoch, split_name, metrics_dict)
+        self._pass_to_all("log_metrics", epoch, split_name, metrics_dict)
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         """Record a split's texts with their scores; ten of them are also written to `log.txt`."""
-        self._tell("log_predictions", epoch, split_name, predictions)
-        for prediction in random.Random(0).sample(list(predictions), min(N_LOGGED_TEXTS, len(predictions))):
+        self._pass_to_all("log_predictions", epoch, split_name, predictions)
+
+        # The same samples in every evaluation, so that the log shows how their texts change.
+        logged = random.Random(0).sample(list(predictions), min(N_LOGGED_TEXTS, len(predictions)))
+        for prediction in logged:
             logger.info("epoch %s, %s split: %s", epoch, split_name, dict(prediction), extra=FILE_ONLY)
 
     def log_line(self, file: str, line: Mapping[str, Any]) -> None:
@@ -212,9 +237,9 @@ class Tracker:
     def save_auto_model(self, model: Any, tokenizer: Any = None) -> Path:
         """Save model and tokenizer so that `AutoModel*.from_pretrained` loads them; return the folder."""
         path = self.run_path / "model"
-        for part in (model, tokenizer):
-            if part is not None:
-                part.save_pretrained(path)
+        for saved in (model, tokenizer):
+            if saved is not None:
+                saved.save_pretrained(path)
                 share_permissions(path)
         return path
 
@@ -228,7 +253,9 @@ class Tracker:
             return
         self._is_done = True
         logger.info("done after %d iterations", self._iteration, extra=FILE_ONLY)
-        self._tell("close")
+
+        # Sinks before handlers: a sink that fails at its end is still logged. The lock is last, after all writing.
+        self._pass_to_all("close")
         for handler in self._handlers:
             logging.getLogger(LIBRARY).removeHandler(handler)
             handler.close()
@@ -238,14 +265,19 @@ class Tracker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is not None:
-            if isinstance(error, ComponentError) and error.texts:
-                self._keep_texts(error)
-            ours = isinstance(error, RL4LMsLikeError | KeyboardInterrupt) and not isinstance(error, ComponentError)
-            message = "the run ended early: %s: %s"
-            logger.error(message, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if ours else error)
-            for sink in self._sinks:
-                self._try(sink, "ended_early", error)
+        if error is None:
+            self.done()
+            return
+
+        if isinstance(error, ComponentError) and error.texts:
+            self._keep_texts(error)
+
+        # A traceback helps only for errors in code: the user's components, or mistakes of this library.
+        is_expected = isinstance(error, RL4LMsLikeError | KeyboardInterrupt) and not isinstance(error, ComponentError)
+        message = "the run ended early: %s: %s"
+        logger.error(message, type(error).__name__, error, extra=FILE_ONLY, exc_info=None if is_expected else error)
+        for sink in self._sinks:
+            self._try(sink, "ended_early", error)
         self.done()
 
     def _keep_texts(self, error: ComponentError) -> None:
@@ -257,24 +289,28 @@ class Tracker:
         else:
             error.args = (f"{error}\nThe {len(error.texts)} texts of the failed batch are in {file}",)
 
-    def _tell(self, event: str, *args: Any) -> None:
+    def _pass_to_all(self, event: str, *args: Any) -> None:
+        # The folder is first: its files have what a sink fails on.
         for sink in (self._folder, *self._sinks):
             self._pass(sink, event, *args)
 
     def _pass(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> None:
-        if sink is self._folder:
-            try:
-                getattr(sink, event)(*args, **kwargs)
-            except OSError as error:  # a full disk
-                raise RL4LMsLikeError(f"cannot write to the run folder {self.run_path}: {reason(error)}") from error
-        else:
+        """Call a sink's method; only an error of the run folder, such as a full disk, is raised."""
+        if sink is not self._folder:
             self._try(sink, event, *args, **kwargs)
+            return
+        try:
+            getattr(sink, event)(*args, **kwargs)
+        except OSError as error:
+            raise RL4LMsLikeError(f"cannot write to the run folder {self.run_path}: {reason(error)}") from error
 
     def _try(self, sink: Sink, event: str, *args: Any, **kwargs: Any) -> bool:
         """Return False if the sink raised; warn unless this event or this error of the sink was reported before."""
         try:
             getattr(sink, event)(*args, **kwargs)
         except Exception as error:
+            # A service that is down fails in every iteration, and with one error in several events: one warning is
+            # enough.
             kinds = {f"{sink.name}.{event}", f"{sink.name}: {type(error).__name__}: {error}"}
             if not kinds & self._reported:
                 logger.warning(
@@ -287,6 +323,7 @@ class Tracker:
 
     def _warn_of_non_finite(self, values: Mapping[str, Any]) -> None:
         for key, value in values.items():
+            # A float, or a scalar of NumPy or torch.
             is_number = isinstance(value, float) or getattr(value, "shape", None) == ()
             if is_number and not math.isfinite(value) and key not in self._reported:
                 self._reported.add(key)
@@ -302,11 +339,15 @@ class SilentTracker(Tracker):
     """
 
     def __init__(self, run_path: Path, run_config: Mapping[str, Any]) -> None:
-        self.run_path, self.run_config = run_path, dict(masked(run_config))
+        self.run_path = run_path
+        self.run_config = dict(masked(run_config))
+
+        # Without a handler, Python would print this library's warnings, once in each process.
         self._handlers = [_listen(logging.INFO, logging.NullHandler())]
         self._folder = self._console = Sink()  # type: ignore[assignment]
         self._sinks = []
-        self._iteration, self._timesteps = 0, 0
+        self._iteration = 0
+        self._timesteps = 0
         self._reported: set[str] = set()
 
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
@@ -354,6 +395,8 @@ def _listen(level: int, handler: logging.Handler) -> logging.Handler:
     """Attach a handler to the loggers of this library only."""
     handler.setLevel(level)
     handler.setFormatter(_Formatter("%(asctime)s [%(levelname)s] %(message)s"))
+
+    # The logger passes what the most verbose of its handlers records.
     namespace = logging.getLogger(LIBRARY)
     namespace.addHandler(handler)
     namespace.setLevel(min(level, namespace.level or level))

@@ -33,9 +33,14 @@ from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 HEADER_EVERY = 40
+"""Number of lines after which the header is printed again: less than a usual window has."""
+
 SPARK_WIDTH = 24
-LONGEST_IN_SHORT, MORE = 160, " ... (more in log.txt and report.html)"
-"""Maximum characters of an `in_short` message (two lines of the table), and the suffix of a shortened one."""
+LONGEST_IN_SHORT = 160
+"""Maximum number of characters of an `in_short` message: two lines of the table."""
+
+MORE = " ... (more in log.txt and report.html)"
+"""Suffix of a shortened message."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,7 @@ class RunConsole(Console):
     def on_broken_pipe(self) -> None:
         """Redirect all further output to the null device."""
         self.quiet = True
+        # Python flushes standard output at its end, which would fail once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -122,10 +128,13 @@ class LiveBar(Progress):
 
     def begin(self, name: str, total: int, completed: int) -> None:
         """Show the bar if the console is a terminal."""
-        if self.console.is_terminal and not self.live.is_started:
-            self.add_task(name, total=total, completed=completed, left="")
-            self.start()
-            atexit.register(self.stop)
+        if not self.console.is_terminal or self.live.is_started:
+            return
+        self.add_task(name, total=total, completed=completed, left="")
+        self.start()
+
+        # rich hides the cursor: a program that ends without `stop` would leave the terminal without one.
+        atexit.register(self.stop)
 
     def move(self, completed: int, left: str) -> bool:
         """Show progress and the remaining time; return False if the bar is not shown."""
@@ -150,8 +159,13 @@ class ConsoleSink(Sink):
         self._values: dict[str, Any] = {}
         self._rewards: list[float] = []
         self._first_scores: dict[str, dict[str, Any]] = {}
-        self._n_iters, self._iteration, self._n_lines = 0, 0, 0
-        self._began, self._completed = time.monotonic(), 0
+
+        # Iterations before a resume took no time in this process: the remaining time is estimated without them.
+        self._n_iters = 0
+        self._completed = 0
+        self._iteration = 0
+        self._began = time.monotonic()
+        self._n_lines = 0
         self._bar = LiveBar(self.console, self._numbers)
 
     def open(self, run: RunDescription) -> None:
@@ -159,12 +173,15 @@ class ConsoleSink(Sink):
         self._first_scores = first_scores(run.path)  # of a resumed run
 
     def start(self, n_iters: int, completed: int = 0) -> None:
-        self._n_iters, self._completed, self._iteration = n_iters, completed, completed
+        self._n_iters = n_iters
+        self._completed = completed
+        self._iteration = completed
         self._began = time.monotonic()
         if not self.quiet:
             self._bar.begin(self._name, n_iters, completed)
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        # For the row of blocks; here and not in `advance`, which is also called between two writes.
         reward = REWARD.value(values)
         if reward is not None and math.isfinite(reward):
             self._rewards.append(reward)
@@ -176,6 +193,8 @@ class ConsoleSink(Sink):
         self._values.update(values)
         if self._bar.move(iteration, self._left()):
             return
+
+        # One line for each iteration: values of an update alone get none, and are shown with the next rollout.
         if any(key.startswith(ROLLOUT_GROUPS) for key in values):
             self._line("iteration", COLUMNS)
         elif LOSS.value(values) is not None:
@@ -185,16 +204,22 @@ class ConsoleSink(Sink):
         first = self._first_scores.setdefault(split_name, dict(metrics))
         if self.quiet or not metrics:
             return
+
         is_first = first == dict(metrics)
         table = Table(box=None, padding=(0, 1, 0, 1), header_style="bold")
         table.add_column(f"{split_name}, epoch {epoch}", min_width=24)
         table.add_column("score", justify="right", min_width=9)
         if not is_first:
             table.add_column("at first", justify="right", min_width=9, style="dim", header_style="dim")
+
+        # `Text`, not a plain text: rich would read brackets in a key as markup.
         for key, score in metrics.items():
-            table.add_row(Text(printable(key)), _score(score), *([] if is_first else [_score(first.get(key))]))
+            cells: list[Text | str] = [Text(printable(key)), _score(score)]
+            if not is_first:
+                cells.append(_score(first.get(key)))
+            table.add_row(*cells)
         self.console.print(Text(), table)
-        self._n_lines = 0
+        self._n_lines = 0  # the next line has the header again
 
     def print(self, text: str) -> None:
         """Print text unchanged, above the live display."""
@@ -211,10 +236,14 @@ class ConsoleSink(Sink):
         self._bar.stop()
 
     def _numbers(self) -> Text:
+        """Return the line below the bar: the last values, and the rewards so far as a row of blocks."""
         numbers = Text("  ", no_wrap=True, overflow="ellipsis")
-        room = self.console.width - 76
+        room = self.console.width - 76  # columns that the numbers leave for the blocks
         columns = (REWARD, KL, ENTROPY, SPEED) if LOSS.value(self._values) is None else SUPERVISED
-        for column in (column for column in columns if column.value(self._values) is not None):
+
+        for column in columns:
+            if column.value(self._values) is None:
+                continue
             numbers.append(f"{column.label} ", style="dim").append(column.text(self._values), style="bold")
             if column is REWARD and room > 0:
                 numbers.append(f" {sparkline(self._rewards[-min(room, SPARK_WIDTH) :])}", style="cyan")
@@ -224,16 +253,22 @@ class ConsoleSink(Sink):
         return numbers
 
     def _line(self, unit: str, columns: Sequence[Column]) -> None:
-        done = f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
-        numbers = ((column.label, column.text(self._values)) for column in columns)
-        cells = [(unit, done), *numbers, ("left", self._left())]
+        """Print the last values as a line of the table, `unit` being what is counted."""
+        progress = f"{self._iteration}/{self._n_iters}" if self._n_iters else str(self._iteration)
+        cells = {unit: progress}
+        for column in columns:
+            cells[column.label] = column.text(self._values)
+        cells["left"] = self._left()
+
         if self._n_lines % HEADER_EVERY == 0:
-            self.print("\n" + "".join(f"{label:>11}" for label, _ in cells))
-        self.print("".join(f"{text:>11}" for _, text in cells))
+            self.print("\n" + "".join(f"{label:>11}" for label in cells))
+        self.print("".join(f"{text:>11}" for text in cells.values()))
         self._n_lines += 1
 
     def _left(self) -> str:
-        n_done, n_left = self._iteration - self._completed, self._n_iters - self._iteration
+        """Return the remaining time, or a dash if it cannot be estimated."""
+        n_done = self._iteration - self._completed
+        n_left = self._n_iters - self._iteration
         if n_done <= 0 or n_left < 0:
             return "-"
         return duration((time.monotonic() - self._began) / n_done * n_left)
@@ -256,6 +291,8 @@ class ConsoleHandler(logging.Handler):
         style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno, "")
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         message = record.getMessage()
+
+        # Shortened at the end of a word.
         if getattr(record, "in_short", False) and len(message) > LONGEST_IN_SHORT:
             message = message[: LONGEST_IN_SHORT - len(MORE)].rpartition(" ")[0] + MORE
         self.sink.show(Text(prefix + message, style=style))
@@ -265,10 +302,15 @@ def sparkline(values: list[float]) -> str:
     """Return the values as a row of block characters, scaled from the lowest to the highest."""
     if not values:
         return ""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
+    if not high > low:
+        return BLOCKS[0] * len(values)
     top = len(BLOCKS) - 1
-    return "".join(BLOCKS[round((value - low) / (high - low) * top) if high > low else 0] for value in values)
+    return "".join(BLOCKS[round((value - low) / (high - low) * top)] for value in values)
 
 
 def _score(score: Any) -> str:
-    return f"{score:.4g}" if isinstance(score, (int, float)) else str(score if score is not None else "-")
+    if isinstance(score, (int, float)):
+        return f"{score:.4g}"
+    return "-" if score is None else str(score)  # a text is `n/a`

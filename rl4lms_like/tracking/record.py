@@ -21,8 +21,12 @@ from rl4lms_like.tracking.sink import Epoch
 
 TIME_IN_LOG = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", re.MULTILINE)
 PREDICTIONS = re.compile(r"^epoch_(?P<epoch>\d+(\.\d+)?)_(?P<split>.+)_split_predictions\.json$")
-LARGEST_COUNT, LARGEST = 2**53, 1e300
-"""Largest iteration or epoch, and largest other number; keeps the axes of charts finite."""
+LARGEST_COUNT = 2**53
+"""Largest iteration or epoch: above it a float is no longer exact."""
+
+LARGEST = 1e300
+"""Largest other number; keeps the axes of charts finite."""
+
 Item = TypeVar("Item")
 METRICS = re.compile(r"^(?P<split>.+)_split_metrics\.jsonl$")
 
@@ -67,11 +71,14 @@ def read_run(path: str | Path) -> RunRecord:
     config = path / run_folder.CONFIG_FILE
     if not config.is_file():
         raise RL4LMsLikeError(f"{path} is not a run folder: it has no {config.name}")
+
+    # Both files have a line for each iteration, which are joined. A line without a number has that of its position.
     iterations: dict[int, dict[str, Any]] = {}
     for name in (run_folder.ROLLOUT_FILE, run_folder.TRAINING_FILE):
         for position, line in enumerate(lines_of(path / name), start=1):
             iteration = _count(line.setdefault("iteration", position), path / name)
             iterations.setdefault(iteration, {}).update(line)
+
     began, ended = _times(path / run_folder.LOG_FILE)
     return RunRecord(
         path=path,
@@ -96,8 +103,11 @@ def read_predictions(file: Path) -> list[dict[str, Any]]:
 
 def spaced(items: Sequence[Item], n: int) -> Sequence[Item]:
     """Return the first, the last and evenly spaced items between them, at most `n` (2 or more)."""
+    # Whole-number division, so that the last index is exactly the last item.
     last = len(items) - 1
-    return items if last < n else [items[step * last // (n - 1)] for step in range(n)]
+    if last < n:
+        return items
+    return [items[step * last // (n - 1)] for step in range(n)]
 
 
 @contextmanager
@@ -110,7 +120,7 @@ def written_by_a_run(file: Path) -> Iterator[None]:
 
 
 def number(value: Any) -> float | None:
-    """`value` if it is a finite number, else None (`null`, the text `n/a`, NaN of other writers)."""
+    """Return `value` if it is a finite number, else None (`null`, the text `n/a`, NaN of other writers)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= LARGEST else None
@@ -132,19 +142,26 @@ def _object(value: Any, file: Path) -> dict[str, Any]:
 def _evaluations(path: Path) -> dict[str, dict[Epoch, dict[str, Any]]]:
     splits: dict[str, dict[Epoch, dict[str, Any]]] = {}
     for file in path.iterdir():
-        if match := METRICS.match(file.name):
-            for line in lines_of(file):  # there may be none after a full disk
-                scores = _object(line.get("metrics"), file)
-                splits.setdefault(match["split"], {})[_count(line.get("epoch"), file)] = scores
+        match = METRICS.match(file.name)
+        if match is None:
+            continue
+        for line in lines_of(file):  # there may be none after a full disk
+            scores = _object(line.get("metrics"), file)
+            epoch = _count(line.get("epoch"), file)
+            splits.setdefault(match["split"], {})[epoch] = scores
     return _in_order(splits)
 
 
 def _predictions(path: Path) -> dict[str, dict[Epoch, Path]]:
     splits: dict[str, dict[Epoch, Path]] = {}
     for file in path.iterdir():
-        if (match := PREDICTIONS.match(file.name)) and file.is_file():
-            epoch = _count(float(match["epoch"]), file)
-            splits.setdefault(match["split"], {})[int(epoch) if epoch.is_integer() else epoch] = file
+        match = PREDICTIONS.match(file.name)
+        if match is None or not file.is_file():
+            continue
+
+        # Supervised runs evaluate within an epoch: `epoch_0.5_val_...`.
+        epoch = _count(float(match["epoch"]), file)
+        splits.setdefault(match["split"], {})[int(epoch) if epoch.is_integer() else epoch] = file
     return _in_order(splits)
 
 
@@ -156,8 +173,9 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file without an incomplete last line; other content is an `RL4LMsLikeError`."""
-    whole = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
-    return [_object(_parsed(line, file), file) for line in whole.split(b"\n") if line.strip()]
+    # Without a line end the last line is incomplete: it is being written, or its process was killed.
+    whole_lines = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
+    return [_object(_parsed(line, file), file) for line in whole_lines.split(b"\n") if line.strip()]
 
 
 def _parsed(content: bytes, file: Path) -> Any:

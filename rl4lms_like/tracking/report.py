@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
@@ -28,8 +29,15 @@ from rl4lms_like.tracking.sink import Epoch
 if TYPE_CHECKING:
     from jinja2 import Template
 
-N_SHOWN, N_FOLDED = 6, 18
+N_SHOWN = 6
+"""Number of samples of a split that are shown at once."""
+
+N_FOLDED = 18
+"""Number of further samples that can be unfolded."""
+
 LONG_TEXT = 420
+"""Number of characters from which on a text is folded."""
+
 N_TABLE_ROWS = 120
 REFERENCE = re.compile(r"<START-\d+>(.*?)<END-\d+>", re.DOTALL)
 
@@ -46,13 +54,19 @@ def write_report(run_path: str | Path) -> Path:
 
     run = read_run(run_path)
     credit = credit_of(run)
+
+    # Before and after of each split's scores: (split, its epochs, rows of the table).
+    headline = []
+    for split, scores in run.evaluations.items():
+        headline.append((split, list(scores), _changes(scores)))
+
     page = template_of("tracking").render(
         title=run.path.resolve().name,
         project=run.path.resolve().parent.name,
         status=_status(run),
         facts=_facts(run),
         tiles=_tiles(run),
-        headline=[(split, list(scores), _changes(scores)) for split, scores in run.evaluations.items()],
+        headline=headline,
         alarms=alarms_of(run),
         groups=_groups(run),
         samples=[_samples(run, split) for split in run.predictions],
@@ -62,6 +76,7 @@ def write_report(run_path: str | Path) -> Path:
         config=yaml.safe_dump(dict(run.config), sort_keys=False, allow_unicode=True, width=100),
         long_text=LONG_TEXT,
     )
+
     path = run.path / REPORT_FILE
     try:
         write_whole(path, page)
@@ -76,6 +91,7 @@ def template_of(package: str) -> Template:
     from jinja2 import Environment, PackageLoader
     from markupsafe import Markup
 
+    # Texts of models are escaped, so that they cannot be markup. The charts are markup of this library.
     loader = PackageLoader("rl4lms_like", package)
     environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["svg"] = Markup
@@ -83,9 +99,11 @@ def template_of(package: str) -> Template:
 
 
 def _status(run: RunRecord) -> str:
-    n_iters, n_done = run.setting("train_evaluation", "n_iters"), len(run.iterations)
-    if not n_done:
+    if not run.iterations:
         return "no iteration yet"
+
+    # A supervised run has no `n_iters`: its lines are of optimizer steps.
+    n_iters = run.setting("train_evaluation", "n_iters")
     last = int(run.iterations[-1]["iteration"])
     if isinstance(n_iters, int) and last < n_iters:
         return f"unfinished, {last} of {n_iters} iterations"
@@ -93,42 +111,55 @@ def _status(run: RunRecord) -> str:
 
 
 def _facts(run: RunRecord) -> list[tuple[str, str]]:
-    last = run.iterations[-1] if run.iterations else {}
-    seconds = (run.ended - run.began).total_seconds() if run.began and run.ended else None
-    episodes = run.values("rollout_info/n_episodes")
-    facts = {
+    """Return the settings and totals at the top of the page as (name, value), without those that are not known."""
+    facts: dict[str, Any] = {
         "Algorithm": run.setting("alg", "id"),
         "Policy": run.setting("alg", "policy", "id"),
         "Model": run.setting("alg", "policy", "args", "model_name") or run.setting("alg", "model_name"),
         "Reward": run.setting("reward_fn", "id"),
         "Data": run.setting("datapool", "id"),
         "Seed": run.setting("seed"),
-        "Started": run.began.strftime("%d %B %Y, %H:%M").lstrip("0") if run.began else None,
-        "Wall time": charts.duration(seconds) if seconds is not None else None,
-        "Tokens": format_number(last["timesteps"]) if last.get("timesteps") else None,
-        "Episodes": format_number(sum(episodes)) if episodes else None,
-        "Alerts": (str(len(run.alarms)) if run.alarms else "none") if run.setting("doctor", "enabled") else None,
     }
+
+    # The times are those of the log: of a resumed run they include the interruption.
+    if run.began:
+        facts["Started"] = run.began.strftime("%d %B %Y, %H:%M").lstrip("0")
+    if run.began and run.ended:
+        facts["Wall time"] = charts.duration((run.ended - run.began).total_seconds())
+
+    if run.iterations and run.iterations[-1].get("timesteps"):
+        facts["Tokens"] = format_number(run.iterations[-1]["timesteps"])
+    if episodes := run.values("rollout_info/n_episodes"):
+        facts["Episodes"] = format_number(sum(episodes))
+    if run.setting("doctor", "enabled"):
+        facts["Alerts"] = str(len(run.alarms)) if run.alarms else "none"
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return the main numbers as (name, value, value for comparison)."""
+    names = {
+        "rollout_info/ep_rew": "reward per episode",
+        "supervised/loss": "loss per token",
+        "supervised/val_loss": "loss on val",
+        "preference/loss": "loss per pair",
+        "preference/val_loss": "loss on val",
+        "rewards/accuracies": "accuracy",
+        "rollout_info/kl_div_mean": "KL per token",
+        "rollout_info/entropy": "entropy",
+    }
     target = number(run.setting("alg", "kl_div", "target_kl"))
-    against = f"target {format_number(target)}" if target is not None else "no target"
+    target_note = f"target {format_number(target)}" if target is not None else "no target"
+
+    # The last value, next to the first one. The KL begins at 0: its comparison is the target.
     tiles = []
-    for name, key, note in (
-        ("reward per episode", "rollout_info/ep_rew", ""),
-        ("loss per token", "supervised/loss", ""),
-        ("loss on val", "supervised/val_loss", ""),
-        ("loss per pair", "preference/loss", ""),
-        ("loss on val", "preference/val_loss", ""),
-        ("accuracy", "rewards/accuracies", ""),
-        ("KL per token", "rollout_info/kl_div_mean", against),
-        ("entropy", "rollout_info/entropy", ""),
-    ):
+    for key, name in names.items():
         if values := run.values(key):
-            tiles.append((name, format_number(values[-1]), note or f"{format_number(values[0])} at first"))
+            is_kl = key == "rollout_info/kl_div_mean"
+            note = target_note if is_kl else f"{format_number(values[0])} at first"
+            tiles.append((name, format_number(values[-1]), note))
+
+    # A single large gap matters, hence the maximum; one slow iteration does not, hence the median.
     if gaps := run.values("train/ratio_gap"):
         tiles.append(("largest ratio-one gap", format_number(max(gaps), 2), "0 is exact"))
     if speeds := run.values("time/tokens_per_s"):
@@ -150,12 +181,17 @@ def alarms_of(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def _alarm(run: RunRecord, line: Mapping[str, Any]) -> dict[str, Any]:
-    held = run.values(f"doctor/{line['alarm']}")
-    since = f"; active in {sum(held):g} of the {len(held)} iterations since" if len(held) > 1 else ""
+    # 1 or 0 for each iteration since the alert.
+    is_active = run.values(f"doctor/{line['alarm']}")
+    since = ""
+    if len(is_active) > 1:
+        since = f"; active in {sum(is_active):g} of the {len(is_active)} iterations since"
+
     examples = []
     for example in line.get("examples", ()):
         numbers = [f"{name} {value:.4g}" for name, value in example.items() if isinstance(value, int | float)]
         examples.append((str(example.get("prompt", "")), str(example.get("response", "")), ", ".join(numbers)))
+
     return {
         "title": str(line["alarm"]).replace("_", " "),
         "when": f"iteration {line.get('iteration')}{since}",
@@ -170,41 +206,55 @@ def _sentence(text: str) -> str:
 
 
 def _changes(scores: Mapping[Epoch, Mapping[str, Any]]) -> list[dict[str, str]]:
-    each = list(scores.values())
-    first, last = each[0], each[-1]
+    """Return the first and the last evaluation's scores of a split, a row for each key."""
+    by_epoch = list(scores.values())
+    first = by_epoch[0]
+    last = by_epoch[-1] if len(by_epoch) > 1 else {}  # one evaluation is that before training
     keys = dict.fromkeys([*first, *last])
-    return [_change(key, first.get(key), last.get(key) if len(scores) > 1 else None) for key in keys]
+    return [_change(key, first.get(key), last.get(key)) for key in keys]
 
 
 def _change(name: str, before: Any, after: Any) -> dict[str, str]:
     """Return a score before and after training."""
-    first, last = number(before), number(after)
+    first = number(before)
+    last = number(after)
     change = "" if first is None or last is None else signed(last - first)
     return {"name": name, "before": format_number(first), "after": format_number(last), "change": change}
 
 
 def _groups(run: RunRecord) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return the charts by heading, without empty headings."""
+    # The order of the headings; those of the curves follow.
     groups: dict[str, list[dict[str, Any]]] = {charts.LEARNING: [], charts.PARTS: [], charts.EVALUATIONS: []}
-    keys = dict.fromkeys(key for epochs in run.evaluations.values() for scores in epochs.values() for key in scores)
-    for key in keys:
-        series = [
-            Series(split, [(float(epoch), number(scores.get(key)), None) for epoch, scores in epochs.items()])
-            for split, epochs in run.evaluations.items()
-        ]
+
+    # A chart for each metric, with a line for each split over the epochs.
+    metric_keys: dict[str, None] = {}
+    for scores_by_epoch in run.evaluations.values():
+        for scores in scores_by_epoch.values():
+            metric_keys |= dict.fromkeys(scores)
+    for key in metric_keys:
+        series = []
+        for split, scores_by_epoch in run.evaluations.items():
+            points = [(float(epoch), number(scores.get(key)), None) for epoch, scores in scores_by_epoch.items()]
+            series.append(Series(split, points))
         groups[charts.EVALUATIONS] += _panels(key, "", series, x_name="epoch")
-    for curve in [*charts.CURVES, *charts.part_curves(key for line in run.iterations for key in line)]:
-        groups.setdefault(curve.group, []).extend(_curve_panels(run, curve))
+
+    # Curves that the run has not logged are left out, such as PPO's of a supervised run.
+    logged_keys = dict.fromkeys(chain.from_iterable(run.iterations))
+    for curve in (*charts.CURVES, *charts.part_curves(logged_keys)):
+        groups.setdefault(curve.group, []).extend(_curve_panels(run, curve, logged_keys))
     return [(heading, panels) for heading, panels in groups.items() if panels]
 
 
-def _curve_panels(run: RunRecord, curve: Curve) -> list[dict[str, Any]]:
+def _curve_panels(run: RunRecord, curve: Curve, logged_keys: Container[str]) -> list[dict[str, Any]]:
+    # A line's keys are those of different algorithms, such as `ppo/value_loss` and SB3's `train/value_loss`.
     series = []
     for label, keys in curve.lines.items():
-        key = next((key for key in keys if any(key in line for line in run.iterations)), None)
+        key = next((key for key in keys if key in logged_keys), None)
         if key is not None:
             std = dict(run.curve(f"{key}_std")) if curve.band else {}
             series.append(Series(label, [(x, y, std.get(x)) for x, y in run.curve(key)]))
+
     target = number(run.setting(*curve.target)) if curve.target else None
     note = f"{curve.note}; dashed: the target, {format_number(target)}" if target is not None else curve.note
     return _panels(curve.title, note, series, log=curve.log, target=target, from_zero=curve.from_zero)
@@ -215,6 +265,8 @@ def _panels(title: str, note: str, series: list[Series], **options: Any) -> list
     series = [line for line in series if line.last is not None]
     if not series:
         return []
+
+    # A legend only if there is something to tell apart: the caption names a single line.
     svg = charts.line_chart(series, title=title, **options)
     legend = [line.label for line in series] if len(series) > 1 else []
     return [{"title": title, "note": note, "last": format_number(series[0].last), "svg": svg, "legend": legend}]
@@ -223,33 +275,51 @@ def _panels(title: str, note: str, series: list[Series], **options: Any) -> list
 def _samples(run: RunRecord, split: str) -> dict[str, Any]:
     """Return pairs of the first and the last evaluation, evenly spaced over the split, not selected by score."""
     files = run.predictions[split]
-    epochs = tuple(dict.fromkeys((next(iter(files)), next(reversed(files)))))
-    sides = [{str(item.get("sample_id")): item for item in read_predictions(files[epoch])} for epoch in epochs]
-    ids = [sample_id for sample_id in sides[0] if all(sample_id in side for side in sides)]
-    chosen = spaced(ids, N_SHOWN + N_FOLDED)
-    pairs = [_pair(sample_id, [side[sample_id] for side in sides]) for sample_id in chosen]
+    epochs = tuple(dict.fromkeys((next(iter(files)), next(reversed(files)))))  # one epoch if there is one evaluation
+
+    # Predictions by sample, for each of the epochs; only samples of both can be compared.
+    predictions: list[dict[str, dict[str, Any]]] = []
+    for epoch in epochs:
+        predictions.append({str(item.get("sample_id")): item for item in read_predictions(files[epoch])})
+    ids = [sample_id for sample_id in predictions[0] if sample_id in predictions[-1]]
+
+    pairs = []
+    for sample_id in spaced(ids, N_SHOWN + N_FOLDED):
+        pairs.append(_pair(sample_id, [by_id[sample_id] for by_id in predictions]))
     shown = spaced(pairs, N_SHOWN)
     folded = [pair for pair in pairs if pair not in shown]
     return {"split": split, "epochs": epochs, "total": len(ids), "shown": shown, "folded": folded}
 
 
-def _pair(sample_id: str, sides: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the responses to one prompt before and after training."""
+def _pair(sample_id: str, predictions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the responses to one prompt before and after training; one of them if there is one evaluation."""
+    first = predictions[0]
+    last = predictions[-1]
+
+    # All other numbers of a prediction are scores of metrics.
     known = ("split_name", "sample_id", "prompt_text", "generated_text", "ref_text")
-    first, last = sides[0], sides[-1]
-    scored = [key for key, value in first.items() if key not in known and number(value) is not None]
-    reference = str(first.get("ref_text") or "")
+    score_keys = [key for key, value in first.items() if key not in known and number(value) is not None]
+
+    # Several references are in one text, each between <START-1> and <END-1>, as in RL4LMs' files.
+    reference_text = str(first.get("ref_text") or "")
+    references = [reference.strip() for reference in REFERENCE.findall(reference_text)]
+    if not references and reference_text:
+        references = [reference_text]
+
     return {
         "sample_id": sample_id,
         "prompt": str(first.get("prompt_text", "")).strip(),
-        "texts": [str(side.get("generated_text", "")).strip() for side in sides],
-        "references": [text.strip() for text in REFERENCE.findall(reference)] or ([reference] if reference else []),
-        "scores": [_change(key, first[key], last.get(key)) for key in scored],
+        "texts": [str(prediction.get("generated_text", "")).strip() for prediction in predictions],
+        "references": references,
+        "scores": [_change(key, first[key], last.get(key)) for key in score_keys],
     }
 
 
 def _table(run: RunRecord) -> tuple[list[str], list[list[str]]]:
     """Return all numbers of the iterations as a table; long runs are thinned evenly."""
-    keys = list(dict.fromkeys(key for line in run.iterations for key in line))
-    lines = spaced(run.iterations, N_TABLE_ROWS)
-    return keys, [[format_number(number(line.get(key)), 4) for key in keys] for line in lines]
+    # Not every iteration has every key: an algorithm may log some of them rarely.
+    keys = list(dict.fromkeys(chain.from_iterable(run.iterations)))
+    rows = []
+    for line in spaced(run.iterations, N_TABLE_ROWS):
+        rows.append([format_number(number(line.get(key)), 4) for key in keys])
+    return keys, rows

@@ -17,9 +17,15 @@ from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import RunRecord, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
 
-ITERATION, CRITIC = "iteration", "critic"
-TENSORS, TEXTS = ".safetensors", ".jsonl"
-N_ITERATIONS, N_EPISODES = 12, 10  # maximum number of iterations in the report, and of episodes per iteration
+ITERATION = "iteration"
+CRITIC = "critic"
+TENSORS = ".safetensors"
+TEXTS = ".jsonl"
+N_ITERATIONS = 12
+"""Maximum number of iterations in the report."""
+
+N_EPISODES = 10
+"""Maximum number of episodes of an iteration in the report."""
 
 
 def rollout_file(run_folder: Path, kind: str, number: int, ending: str) -> Path:
@@ -40,13 +46,18 @@ def ranges(numbers: list[int]) -> str:
         >>> ranges([1, 2, 3, 7])
         '1-3, 7'
     """
+    # Runs of consecutive numbers: [[1, 2, 3], [7]].
     groups: list[list[int]] = []
-    for each in numbers:
-        if groups and each == groups[-1][-1] + 1:
-            groups[-1].append(each)
+    for iteration in numbers:
+        if groups and iteration == groups[-1][-1] + 1:
+            groups[-1].append(iteration)
         else:
-            groups.append([each])
-    return ", ".join(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}" for group in groups)
+            groups.append([iteration])
+
+    texts = []
+    for group in groups:
+        texts.append(str(group[0]) if len(group) == 1 else f"{group[0]}-{group[-1]}")
+    return ", ".join(texts)
 
 
 def episodes_of(
@@ -64,13 +75,15 @@ def episodes_of(
     """
     if not (run_folder / CONFIG_FILE).is_file():
         raise RL4LMsLikeError(f"{run_folder} is not a run folder: it has no {CONFIG_FILE}")
-    kept = kept_rollouts(run_folder, ending=TEXTS)
-    if not kept:
+    iterations = kept_rollouts(run_folder, ending=TEXTS)
+    if not iterations:
         raise RL4LMsLikeError(f"{run_folder} has kept no rollouts: its train_evaluation.save_rollouts was false")
-    if iteration is not None and iteration not in kept:
-        raise RL4LMsLikeError(f"{run_folder} has no rollout of iteration {iteration}, only of {ranges(kept)}")
-    for each in kept if iteration is None else [iteration]:
-        file = rollout_file(run_folder, ITERATION, each, TEXTS)
+    if iteration is not None and iteration not in iterations:
+        raise RL4LMsLikeError(f"{run_folder} has no rollout of iteration {iteration}, only of {ranges(iterations)}")
+
+    # `yield` is outside of the `with`: an error in the caller's loop is not an error of this file.
+    for kept_iteration in iterations if iteration is None else [iteration]:
+        file = rollout_file(run_folder, ITERATION, kept_iteration, TEXTS)
         for episode in lines_of(file):
             with written_by_a_run(file):
                 is_low = min_reward is not None and episode["reward"] < min_reward
@@ -82,13 +95,14 @@ def episodes_of(
 
 def described(episode: Mapping[str, Any]) -> str:
     """Return an episode as one line of text."""
-    kl = number(episode.get("kl"))
     facts = [
         f"iteration {episode.get('iteration')}, episode {episode.get('episode')}",
         f"reward {format_number(number(episode.get('reward')))}",
         f"{episode.get('length')} tokens",
-        *([] if kl is None else [f"KL {format_number(kl)}"]),
     ]
+    kl = number(episode.get("kl"))
+    if kl is not None:  # without a reference model there is none
+        facts.append(f"KL {format_number(kl)}")
     return printable(f"{' · '.join(facts)} | {episode.get('prompt')} | {episode.get('response')}".replace("\n", "⏎"))
 
 
@@ -97,36 +111,46 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
 
     Episodes with recorded tokens (`credit_of`) are always shown. A file that no run wrote is an `RL4LMsLikeError`.
     """
-    kept = kept_rollouts(run.path, ending=TEXTS)
-    if not kept:
+    kept_iterations = kept_rollouts(run.path, ending=TEXTS)
+    if not kept_iterations:
         return None
-    tokens = {
-        each["iteration"]: {episode["number"] for episode in each["episodes"]}
-        for each in (credit or {"iterations": []})["iterations"]
-    }
-    chosen = [each for each in kept if each in tokens] or spaced(kept, N_ITERATIONS)
+
+    # Iteration -> the numbers of its episodes with recorded tokens.
+    with_tokens: dict[int, set[int | None]] = {}
+    if credit is not None:
+        for recorded in credit["iterations"]:
+            with_tokens[recorded["iteration"]] = {episode["number"] for episode in recorded["episodes"]}
+
+    # The iterations that the section on credit shows, so that its episodes can be linked.
+    shown = [iteration for iteration in kept_iterations if iteration in with_tokens]
     iterations = []
-    for iteration in chosen:
+    for iteration in shown or spaced(kept_iterations, N_ITERATIONS):
         file = rollout_file(run.path, ITERATION, iteration, TEXTS)
         with written_by_a_run(file):
-            iterations.append({"iteration": iteration, **_table(lines_of(file), tokens.get(iteration, set()))})
-    return {"iterations": iterations, "n_kept": len(kept)}
+            table = _table(lines_of(file), with_tokens.get(iteration, set()))
+            iterations.append({"iteration": iteration, **table})
+    return {"iterations": iterations, "n_kept": len(kept_iterations)}
 
 
 def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
+    """Return the rows of a rollout's table, from the highest reward to the lowest."""
     ranked = sorted(episodes, key=lambda episode: -episode["reward"])
-    chosen = spaced(ranked, N_EPISODES)
-    rows = [
-        {
+    spaced_episodes = spaced(ranked, N_EPISODES)
+
+    # Episodes whose tokens are shown elsewhere on the page are always in the table, which links to them.
+    rows = []
+    for episode in ranked:
+        has_tokens = episode["episode"] in with_tokens
+        if not has_tokens and episode not in spaced_episodes:
+            continue
+        row = {
             "number": int(episode["episode"]),
             "prompt": str(episode["prompt"]).strip(),
             "response": str(episode["response"]).strip(),
             "reward": format_number(number(episode["reward"])),
             "length": int(episode["length"]),
             "kl": format_number(number(episode["kl"])) if "kl" in episode else None,
-            "has_tokens": episode["episode"] in with_tokens,
+            "has_tokens": has_tokens,
         }
-        for episode in ranked
-        if episode in chosen or episode["episode"] in with_tokens
-    ]
+        rows.append(row)
     return {"rows": rows, "n_episodes": len(episodes)}

@@ -73,19 +73,24 @@ class RunFolder(Sink):
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # Files that are appended to: a link could lead to a file outside of the folder. Files that are written whole
+        # are replaced, and with them a link.
         refuse_links((*(path / name for name in (*LINES_FILES, LOG_FILE)), *path.glob(METRICS_FILES)))
         for file in _files_of_lines(path):
             _drop_half_line(file)
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
-        head = {"iteration": iteration, "timesteps": timesteps}
+        # Times are of the whole iteration: they are written once, with the rollout if there is one.
         has_rollout = any(key.startswith(ROLLOUT_GROUPS) for key in values)
         groups = (*ROLLOUT_GROUPS, "time/") if has_rollout else ROLLOUT_GROUPS
         rollout = {key: value for key, value in values.items() if key.startswith(groups)}
         training = {key: value for key, value in values.items() if key not in rollout}
-        for file, group in ((ROLLOUT_FILE, rollout), (TRAINING_FILE, training)):
-            if group:
-                self.append(file, {**head, **group})
+
+        head = {"iteration": iteration, "timesteps": timesteps}
+        if rollout:
+            self.append(ROLLOUT_FILE, {**head, **rollout})
+        if training:
+            self.append(TRAINING_FILE, {**head, **training})
 
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
         self.append(f"{split_name}_split_metrics.jsonl", {"epoch": epoch, "metrics": metrics})
@@ -96,14 +101,18 @@ class RunFolder(Sink):
 
     def log_environment(self, environment: Mapping[str, Any]) -> None:
         """Append the current hardware and software, if they differ from the last entry."""
+        # A damaged file is replaced: it must not keep a run from being resumed.
         file = self.path / ENVIRONMENT_FILE
         try:
-            known = json.loads(file.read_text(encoding="utf-8"))
+            entries = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            known = []
-        before = known if isinstance(known, list) else []
-        if before[-1:] != [now := to_json(environment)]:
-            write_whole(file, json.dumps([*before, now], indent=1) + "\n")
+            entries = []
+        if not isinstance(entries, list):
+            entries = []
+
+        entry = to_json(environment)
+        if entries[-1:] != [entry]:
+            write_whole(file, json.dumps([*entries, entry], indent=1) + "\n")
 
     def file_sizes(self, *, on_disk: bool = True) -> dict[str, int]:
         """Return the sizes of line files and predictions in bytes; `on_disk` flushes line files to disk first."""
@@ -116,8 +125,12 @@ class RunFolder(Sink):
     def cut(self, sizes: Mapping[str, int]) -> None:
         """Remove what was written after a checkpoint with these file sizes; errors as in `check_sizes`."""
         check_sizes(self.path, sizes)
+
+        # A file that did not exist at the checkpoint becomes empty.
         for file in _files_of_lines(self.path):
             os.truncate(file, sizes.get(file.name, 0))
+
+        # What the rest of the interrupted run has left: its end, its failure and its later evaluations.
         for name in (FINISHED_FILE, FAILED_FILE):
             (self.path / name).unlink(missing_ok=True)
         for file in self.path.glob(PREDICTIONS_FILES):
@@ -144,11 +157,14 @@ class RunFolder(Sink):
         """Append a line to a line file."""
         text = json.dumps(to_json(line), ensure_ascii=False, allow_nan=False) + "\n"
         path = self.path / file
+
+        # Without a buffer, so that another program sees the line at once. Such a write may write only a part.
         with with_filename(path), path.open("ab", buffering=0) as stream:
-            size, left = stream.tell(), memoryview(text.encode(errors=_ESCAPED))
+            size = stream.tell()
+            unwritten = memoryview(text.encode(errors=_ESCAPED))
             try:
-                while left:
-                    left = left[stream.write(left) :]
+                while unwritten:
+                    unwritten = unwritten[stream.write(unwritten) :]
             except OSError:
                 with suppress(OSError):
                     os.truncate(path, size)  # remove the incomplete line
@@ -166,6 +182,8 @@ def check_sizes(path: Path, sizes: Any) -> None:
     for name, size in sizes.items():
         if not re.fullmatch(r"[^/\\\0]+\.jsonl", name):
             continue  # predictions, which may be deleted
+
+        # The checkpoint was written between two lines: at its size a line ends.
         file = path / name
         if size > (file.stat().st_size if file.is_file() else 0):
             raise CheckpointError(f"{file} is shorter than the {size} bytes it had at the checkpoint")
@@ -183,8 +201,10 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
     """
     issues = []
     for option, name in (("project_name", project), ("experiment_name", experiment)):
-        parts = re.split(r"[/\\]", name)
-        if not all(parts) or {".", ".."} & set(parts) or Path(name).drive or not name.isprintable():
+        # A name may contain slashes; then it stands for nested folders below the base.
+        folder_names = re.split(r"[/\\]", name)
+        leads_outside = bool({".", ".."} & set(folder_names)) or bool(Path(name).drive)
+        if not all(folder_names) or leads_outside or not name.isprintable():
             issues.append(ConfigIssue(option, f"expected the name of a folder in {str(base)!r}, got {name!r}"))
     if issues:
         raise ConfigError(issues, "the names of the run")
@@ -192,47 +212,51 @@ def experiment_folder(base: str | Path, project: str, experiment: str) -> Path:
 
 
 def claim_folder(
-    wanted: Path, config: Mapping[str, Any], *, resume: bool = False, held: FileLock | None = None
+    folder: Path, config: Mapping[str, Any], *, resume: bool = False, held: FileLock | None = None
 ) -> tuple[Path, FileLock]:
     """Create the run's folder, lock it and write `config.json`; return the folder and its lock.
 
     If the folder already contains a run, the new run uses `<experiment>_2`, `_3` ..., so that the lines of two runs
     never mix. Two processes that start at the same time get two folders.
 
-    With `resume`, the run continues in `wanted` itself, whatever it contains; `held` is its lock if the caller has it.
+    With `resume`, the run continues in `folder` itself, whatever it contains; `held` is its lock if the caller has it.
 
     Raises:
         RL4LMsLikeError: another process is writing to the folder that is to be resumed; or tokenizers cannot be saved
             under this path.
     """
     try:
-        str(wanted).encode()
+        str(folder).encode()
     except UnicodeEncodeError as error:
-        message = f"cannot save models in {str(wanted)!r}: this path is not text in UTF-8"
+        message = f"cannot save models in {str(folder)!r}: this path is not text in UTF-8"
         raise RL4LMsLikeError(f"{message}; choose another path, or set PYTHONUTF8=1 if the path is correct") from error
+
     text = json.dumps(to_json(config), indent=2, ensure_ascii=False) + "\n"
     if resume:
-        wanted.mkdir(parents=True, exist_ok=True)
-        lock = held or hold(wanted)  # nothing is written before the folder is locked
-        write_whole(wanted / CONFIG_FILE, text)
-        return wanted, lock
-    for path in numbered(wanted):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = held or hold(folder)  # nothing is written before the folder is locked
+        write_whole(folder / CONFIG_FILE, text)
+        return folder, lock
+
+    for path in numbered(folder):
         path.mkdir(parents=True, exist_ok=True)
-        if (path / CONFIG_FILE).exists():
-            continue
-        own = try_hold(path)
-        if own is None:  # another process is claiming it
-            continue
         file = path / CONFIG_FILE
+        if file.exists():
+            continue
+        lock_of_path = try_hold(path)
+        if lock_of_path is None:  # another process is claiming it
+            continue
+
+        # Mode "x" fails if the file exists: on a file system without locks, it still decides between two processes.
         try:
             with with_filename(file), file.open("x", encoding="utf-8") as stream:
                 stream.write(text)
-            return path, own
+            return path, lock_of_path
         except FileExistsError:
-            own.release()
+            lock_of_path.release()
         except OSError:
             file.unlink(missing_ok=True)  # the folder is not claimed
-            own.release()
+            lock_of_path.release()
             raise
     raise AssertionError("unreachable: numbered() is infinite")
 
@@ -243,10 +267,13 @@ def is_untrained(path: Path) -> bool:
 
 
 def _is_of_the_start(file: Path) -> bool:
+    """Return True if a file or folder is empty, or of the evaluation before the first iteration (epoch 0)."""
     if file.name == CHECKPOINTS:
         return file.is_dir() and not any(file.iterdir())
     if file.name in (ROLLOUT_FILE, TRAINING_FILE):
         return file.stat().st_size == 0
+
+    # The beginning of each line is compared, which may be shorter: a line may be incomplete after a crash.
     if file.match(METRICS_FILES):
         first = '{"epoch": 0,'
         return all(first.startswith(line[: len(first)]) for line in file.read_text(encoding="utf-8").splitlines())
@@ -255,11 +282,11 @@ def _is_of_the_start(file: Path) -> bool:
     return file.name in START_FILES or file.name.endswith(".partial")
 
 
-def numbered(wanted: Path) -> Iterator[Path]:
-    """Yield `wanted`, `wanted_2`, `wanted_3` ..., the folders of an experiment's runs."""
-    yield wanted
+def numbered(folder: Path) -> Iterator[Path]:
+    """Yield `folder`, `folder_2`, `folder_3` ..., the folders of an experiment's runs."""
+    yield folder
     for number in count(2):
-        yield wanted.with_name(f"{wanted.name}_{number}")
+        yield folder.with_name(f"{folder.name}_{number}")
 
 
 def hold(path: Path) -> FileLock:
@@ -274,6 +301,8 @@ def try_hold(path: Path, name: str = LOCK_FILE) -> FileLock | None:
     """Lock the folder with the file `name`, as in `hold`; return None if another process holds the lock."""
     refuse_links([path / name])
     lock = FileLock(path / name)
+
+    # A file system without locks gives a lock that is not held: a run there is better than none.
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -293,6 +322,8 @@ def to_json(value: Any) -> Any:
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
+
+    # JSON has no NaN: other programs refuse a file with one.
     if value is None or isinstance(value, (bool, str, int)):
         return value
     if isinstance(value, float):
@@ -306,21 +337,28 @@ def to_json(value: Any) -> Any:
 
 def first_scores(path: Path) -> dict[str, dict[str, Any]]:
     """Return the metrics of a run's first evaluation by split; splits without metrics are left out."""
-    found = {}
+    scores_by_split: dict[str, dict[str, Any]] = {}
     for file in path.glob(METRICS_FILES):
+        split = file.name.removesuffix(METRICS_FILES[1:])
+        # The console compares with these; a damaged file costs the comparison, not the run.
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), file.open(encoding="utf-8") as lines:
-            found[file.name.removesuffix(METRICS_FILES[1:])] = dict(json.loads(next(lines, ""))["metrics"])
-    return found
+            scores_by_split[split] = dict(json.loads(next(lines, ""))["metrics"])
+    return scores_by_split
 
 
 def _files_of_lines(path: Path) -> list[Path]:
     """Return the line files of this library, without files of the user."""
-    return [file for name in (*LINES_FILES, METRICS_FILES) for file in sorted(path.glob(name))]
+    files: list[Path] = []
+    for pattern in (*LINES_FILES, METRICS_FILES):
+        files += sorted(path.glob(pattern))
+    return files
 
 
 def write_whole(file: Path, text: str) -> None:
     """Write a file atomically, so that a crash never leaves an incomplete JSON file."""
     partial = file.with_name(f"{file.name}.partial")
+
+    # A left-over of an earlier process could be a link, through which this one would write.
     try:
         remove_path(partial)
         with with_filename(file):

@@ -47,9 +47,12 @@ class TrackerWriter(KVWriter):
 def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
     """Return a logger whose dumps go to the tracker; with `verbose` they are also printed as SB3's table."""
     writers: list[KVWriter] = [TrackerWriter(tracker)]
-    if verbose:  # printed above the live display
+
+    # SB3's table through the tracker, which prints it above the live display.
+    if verbose:
         stream: Any = SimpleNamespace(write=lambda text: tracker.print(text.rstrip("\n")), flush=lambda: None)
         writers.append(HumanOutputFormat(stream, max_length=50))
+
     return Logger(folder=str(tracker.run_path), output_formats=writers)
 
 
@@ -69,9 +72,13 @@ class TensorBoardSink(Sink):
     def open(self, run: RunDescription) -> None:
         """Open the event file."""
         self._output = TensorBoardOutputFormat(str(self.folder / run.experiment))
-        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
+
+        # The package writes in a thread of its own, whose failure Python would print with a traceback.
+        self._hook = threading.excepthook
+        threading.excepthook = self._thread_failed
 
     def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        # SB3's writer expects the excluded formats of each key: none here, since the tracker has left those out.
         numbers = {**values, "iteration": iteration}
         self._output.write(numbers, {key: ("",) for key in numbers}, timesteps)
         self._output.writer.flush()
@@ -123,12 +130,19 @@ class WandbSink(Sink):
         Values logged after the checkpoint are sent again with the same steps, so that none is missing. Errors of the
         service (no account, no network) are raised.
         """
-        id, project = _id_of(run)
-        project = project if id is not None else self._project or project
-        options: dict[str, Any] = {} if id is None else {"id": id, "resume": "allow", "allow_val_change": True}
-        settings = getattr(self._wandb, "Settings", None)  # wandb's own timeout at the end of a run is unlimited
+        run_id, project = _id_of(run)
+        options: dict[str, Any] = {}
+        if run_id is None:
+            project = self._project or project
+        else:
+            options = {"id": run_id, "resume": "allow", "allow_val_change": True}
+
+        # wandb's own timeout at the end of a run is unlimited. Older versions do not have the setting.
+        settings = getattr(self._wandb, "Settings", None)
         if "finish_timeout" in getattr(settings, "model_fields", ()) and "WANDB_FINISH_TIMEOUT" not in os.environ:
             options["settings"] = self._wandb.Settings(finish_timeout=FINISH_S, finish_timeout_raises=True)
+
+        # "create_new": several runs in one process do not end each other.
         self._run = self._wandb.init(
             entity=run.entity,
             project=project,
@@ -138,9 +152,16 @@ class WandbSink(Sink):
             reinit="create_new",
             **options,
         )
-        if id is None:
-            own = {"project": project, "experiment": run.experiment, "place": _place(run)}
-            write_whole(run.path / ID_FILE, json.dumps({"id": self._run.id, **own}) + "\n")
+
+        # The file is what a resumed run finds the service's run by.
+        if run_id is None:
+            content = {
+                "id": self._run.id,
+                "project": project,
+                "experiment": run.experiment,
+                "place": _path_from_project(run),
+            }
+            write_whole(run.path / ID_FILE, json.dumps(content) + "\n")
         for group in ("rollout_info", "rollout", "ppo", "train", "time"):
             self._run.define_metric(f"{group}/*", step_metric="iteration")
 
@@ -150,13 +171,18 @@ class WandbSink(Sink):
     def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
         for key in metrics:
             self._run.define_metric(f"{split_name}/{key}", step_metric="epoch")
-        self._run.log({"epoch": epoch, **{f"{split_name}/{key}": score for key, score in metrics.items()}})
+        scores = {f"{split_name}/{key}": score for key, score in metrics.items()}
+        self._run.log({"epoch": epoch, **scores})
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         if not predictions:
             return
         columns = list(predictions[0])
-        rows = [[to_json(prediction.get(column)) for column in columns] for prediction in predictions]
+        rows = []
+        for prediction in predictions:
+            rows.append([to_json(prediction.get(column)) for column in columns])
+
+        # Mixed types: a metric's score may be a number for one text and NaN, hence None, for another.
         table = self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
         self._run.log({f"{split_name}_predictions_at_epoch_{epoch}": table})
 
@@ -169,7 +195,7 @@ class WandbSink(Sink):
             self._run.finish(exit_code=self._exit_code)
 
 
-def _place(run: RunDescription) -> str:
+def _path_from_project(run: RunDescription) -> str:
     """Return the path from the project on. Names may contain slashes; `--resume` uses the last two parts as names."""
     return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
 
@@ -178,9 +204,14 @@ def _id_of(run: RunDescription) -> tuple[str | None, str]:
     """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
     try:
         content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))
-        id, project, experiment = (content[key] for key in ("id", "project", "experiment"))
-        place = content.get("place", f"{project}/{experiment}")
+        run_id = content["id"]
+        project = content["project"]
+        path = content.get("place", f"{project}/{content['experiment']}")
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None, run.project
-    is_own = isinstance(id, str) and isinstance(project, str) and f"/{run.path.as_posix()}".endswith(f"/{place}")
-    return (id, project) if is_own else (None, run.project)
+
+    # A copied folder is another run: its numbers must not be added to those of the original.
+    is_of_this_folder = f"/{run.path.as_posix()}".endswith(f"/{path}")
+    if not isinstance(run_id, str) or not isinstance(project, str) or not is_of_this_folder:
+        return None, run.project
+    return run_id, project

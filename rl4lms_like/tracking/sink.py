@@ -26,7 +26,13 @@ class RunDescription:
 
 
 class Sink:
-    """Base class to send a run's numbers elsewhere; events are ignored unless overridden."""
+    """Base class to send a run's numbers elsewhere; events are ignored unless overridden.
+
+    class PrintedRewards(Sink):
+        def write(self, values, *, iteration, timesteps):
+            if "rollout_info/ep_rew" in values:
+                print(iteration, values["rollout_info/ep_rew"])
+    """
 
     name: str = "sink"
     """Name in warnings and in SB3's `logger.record(..., exclude=name)`."""
