@@ -426,8 +426,8 @@ class ReferenceTrainer(Trainer):
         self.ranks.from_main(lambda: remove_later(self.tracker, resumed.folder, resumed.state, where))
         self.remove_older()
 
-    # A private method of the Trainer, which `train(resume_from_checkpoint=...)` calls before any callback. It would load
-    # the model's files over the weights that `ResumeState` has restored, and raise an error if these are adapters
+    # A private method of the Trainer, which `train(resume_from_checkpoint=...)` calls before any callback. It would
+    # load the model's files over the weights that `ResumeState` has restored, and raise an error if these are adapters
     # outside of PEFT's own model class. No public argument omits only this.
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Do nothing: the weights are restored before the Trainer is created."""
