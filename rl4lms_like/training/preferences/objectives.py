@@ -223,7 +223,7 @@ class PreferenceObjective(TrainingObjective):
             # As an optimizer step with all rows of the split: kto's z0 is a mean over them.
             self.begin_step(batches, None)
             for batch in batches:
-                own_batch = self.own(batch)
+                own_batch = self.own_rows(batch)
                 if not self.n_rows(own_batch):
                     continue
                 scores, on_device = self._scored(own_batch)
@@ -484,7 +484,7 @@ class KTO(ReferenceObjective):
         set_mode(self.reader.model, False)
         log_ratios = []
         for batch in batches:
-            own_batch = self.own(batch)
+            own_batch = self.own_rows(batch)
             if not self.n_rows(own_batch):
                 continue
             with self.autocast():

@@ -156,7 +156,7 @@ class ReferenceTrainer(Trainer):
 
     def _step_on_own_rows(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
         """Compute the gradient of this process's rows of a micro-batch; return the loss of all rows."""
-        own_inputs = self.objective.own(inputs)
+        own_inputs = self.objective.own_rows(inputs)
         loss = torch.zeros((), device=self.args.device)
 
         # Dropout draws other numbers in each process. The global generators must stay equal in all of them, since the
@@ -216,7 +216,7 @@ class ReferenceTrainer(Trainer):
 
         for inputs in dataloader:
             # Each process computes its rows, but counts the tokens of all rows, which every process has.
-            own_inputs = {name: tensor.to(self.args.device) for name, tensor in objective.own(inputs).items()}
+            own_inputs = {name: tensor.to(self.args.device) for name, tensor in objective.own_rows(inputs).items()}
             with self.compute_loss_context_manager(), blame_memory_errors_on("evaluation"):
                 if objective.n_rows(own_inputs):
                     # Divided by 1 item, it is a sum, so that a batch counts with the number of its tokens.
