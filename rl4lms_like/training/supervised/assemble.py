@@ -235,6 +235,7 @@ def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
     metric = make_training_arguments(config, "checkpoints").metric_for_best_model
     if metric is None:
         return
+
     text = None
     if not samples:
         text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"

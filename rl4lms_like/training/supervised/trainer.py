@@ -275,6 +275,8 @@ class SupervisedTrainer:
                 checkpoint_dropout=run.dropout_rates,
                 merge=run.config.alg.merge_on_save and not is_checkpoint,
             )
+
+            # A final model with merged adapters has its head in the model's files.
             if run.head and is_checkpoint and has_lora(run.model):
                 save_file(self._head_weights(), folder / HEAD)
             return folder
