@@ -224,6 +224,7 @@ def translated(pipeline: Pipeline, model: ModelBlock) -> dict[str, Any]:
 def _keys_left_out(pipeline: Pipeline) -> set[str]:
     """Return keys of our config that are not set, whatever the file has: they would be errors, or change the run."""
     keys = set()
+
     if not pipeline.post_training.needs_reference:
         keys.add("alg.args.reference_model")
     # With the default name, the pool accepts that there is no such column.
@@ -235,6 +236,7 @@ def _keys_left_out(pipeline: Pipeline) -> set[str]:
     if not pipeline.finetuning.load_best_model_at_end:
         keys.add("alg.early_stopping_patience")
         keys |= {f"alg.training_args.{key}" for key in _OF_BEST}
+
     return keys
 
 

@@ -122,6 +122,7 @@ def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
         ModelError: the cache cannot be read or written.
     """
     folder = cache_folder() / f"{folder_name}-v{VERSION}"
+
     try:
         if not (folder / "config.json").is_file():
             print(f"creating {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
@@ -178,7 +179,7 @@ def _make(family: Any, texts: str, folder: Path) -> None:
         warm_start.make_warm_start(folder, warm_start.WarmStartSettings(family=family))
         return
 
-    # The models of digits have random weights: their rewards (dates, for example) are also found by chance.
+    # Vocabulary: the 50 numbers, or 12 characters, and the special token.
     has_numbers = texts == "numbers"
     words = [str(number) for number in range(N_NUMBERS)] if has_numbers else [*"0123456789-", " "]
     tokenizer = warm_start.make_word_tokenizer(words, separated=has_numbers)
