@@ -292,7 +292,7 @@ class NetworkShapes:
 
         # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
         modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
-        trunk = {}
+        trunk: dict[int, torch.Tensor] = {}
         for module in modules:
             trunk |= {id(weight): weight for weight in module.parameters()}
         self.trunk = n_weights(trunk.values())

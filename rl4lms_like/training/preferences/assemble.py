@@ -65,12 +65,13 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
     """
     ranks = ranks or Ranks()
-    has_language_model = OBJECTIVES.signature(config.alg.id).has_language_model
+    signature: Any = OBJECTIVES.signature(config.alg.id)
+    has_language_model: bool = signature.has_language_model
     prepared = prepare(config, ranks, None if has_language_model else output_layer)
     config = prepared.config
     encoder = prepared.encoder
     # Of the prepared config: an embedded reference model has a folder in it.
-    arguments = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
+    arguments = signature(**config.alg.args)
 
     check_end_token(arguments, encoder)
     samples_read = used(prepared.samples, config)

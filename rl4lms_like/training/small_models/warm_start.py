@@ -248,8 +248,9 @@ def _examples(
 ) -> list[Example]:
     # Each target ends with the special token, id 0. Pairs: only the response is learned.
     if isinstance(texts[0], tuple):
-        prompts = tokenizer([prompt for prompt, _ in texts])["input_ids"]
-        responses = tokenizer([response for _, response in texts])["input_ids"]
+        prompt_texts, response_texts = zip(*texts, strict=True)
+        prompts = tokenizer(list(prompt_texts))["input_ids"]
+        responses = tokenizer(list(response_texts))["input_ids"]
         return [(prompt, [*response, 0]) for prompt, response in zip(prompts, responses, strict=True)]
     if not model.config.is_encoder_decoder:
         return [([], [*ids, 0]) for ids in tokenizer(list(texts))["input_ids"]]
