@@ -17,9 +17,10 @@ from rl4lms_like.training.config.binding import with_defaults
 from rl4lms_like.training.config.notices import response_limit
 from rl4lms_like.training.config.run_config import RunConfig
 
-TEXT_BYTES, EPISODE_BYTES, HEADER_BYTES = 4, 200, 25_000
-"""Size of kept rollouts in bytes, besides the tensors: of a token's text, of an episode's other values in JSON, and of
-the states of the random generators."""
+# Size of kept rollouts in bytes, besides the tensors.
+TEXT_BYTES = 4  # of a token's text
+EPISODE_BYTES = 200  # of an episode's other values in JSON
+HEADER_BYTES = 25_000  # of the states of the random generators
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ class BatchPlan:
 
     @property
     def _prompts(self) -> str:
-        n, size = self.prompts_per_batch // self.group_size, self.group_size
-        return f"{n} prompts" if size == 1 else f"{n} prompts with {size} responses each"
+        n = self.prompts_per_batch // self.group_size
+        return f"{n} prompts" if self.group_size == 1 else f"{n} prompts with {self.group_size} responses each"
 
     def of_process(self, n_processes: int) -> BatchPlan:
         """Return the plan with the batch sizes of one of several processes."""
+        # The environments are divided evenly; a minibatch may not be, and the largest part counts.
         minibatch = math.ceil(self.minibatch_episodes / n_processes)
         return replace(
             self,
@@ -77,14 +79,18 @@ class BatchPlan:
             prompt_tokens: of a prompt.
             mask_bytes: size of the mask of one action; 0 if there are no masks.
         """
-        per_episode = 9 * (prompt_tokens + self.response_tokens) + TEXT_BYTES * (prompt_tokens + self.response_tokens)
+        # int64 ids and a mask for each position of prompt and response, and their text.
+        n_positions = prompt_tokens + self.response_tokens
+        per_episode = (8 + 1 + TEXT_BYTES) * n_positions
         per_token = 6 * 4 + mask_bytes  # reward and five scores, float32
         return self.episodes * (per_episode + EPISODE_BYTES + self.response_tokens * per_token) + HEADER_BYTES
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the name and the amount of each quantity, as `check` prints them."""
-        n = self.rl4lms_steps_per_iteration
-        theirs = "" if n is None else f" (RL4LMs: {n:,})"
+        # For comparison: with equal values, RL4LMs takes one step per `batch_size` tokens, not episodes.
+        n_theirs = self.rl4lms_steps_per_iteration
+        theirs = "" if n_theirs is None else f" (RL4LMs: {n_theirs:,})"
+
         return [
             ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
             ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
@@ -102,12 +108,19 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     blocks = with_defaults(config.to_dict())
     args: dict[str, Any] = blocks["alg"]["args"]
     env = EnvArguments(**blocks["env"]["args"])
+
+    # A rollout: generation batches of `n_envs` whole episodes, until there are `n_steps` tokens for each environment.
     n_envs = config.env.n_envs
     tokens = int(args.get("n_steps") or 1) * n_envs
     response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
     generations = math.ceil(tokens / (n_envs * response))
-    batch_size, n_epochs = args.get("batch_size"), int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
-    minibatch = _fitting(batch_size, response, generations * n_envs)
+    episodes = generations * n_envs
+
+    # An update: passes over minibatches of whole episodes. TRPO updates only the critic in several passes.
+    batch_size = args.get("batch_size")
+    n_epochs = int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
+    minibatch = _fitting(batch_size, response, episodes)
+
     return BatchPlan(
         tokens_per_rollout=tokens,
         response_tokens=response,
@@ -115,10 +128,10 @@ def plan_batches(config: RunConfig) -> BatchPlan:
         prompts_per_batch=n_envs,
         group_size=int(args.get("group_size") or 1),
         generation_batches=generations,
-        episodes=generations * n_envs,
+        episodes=episodes,
         minibatch_episodes=minibatch,
         micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
-        minibatches=math.ceil(generations * n_envs / minibatch),
+        minibatches=math.ceil(episodes / minibatch),
         n_epochs=n_epochs,
         n_iters=config.train_evaluation.n_iters,
         rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,

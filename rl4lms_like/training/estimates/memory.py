@@ -32,11 +32,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -82,12 +82,14 @@ class MemoryEstimate:
     @property
     def update(self) -> int:
         """Peak of the update, bytes."""
+        # At the start of the backward pass all activations exist, at its end all gradients.
         passing = self.parts["activations"] + self.parts["logits"] + self.other_gradients
         return self._always + self.gathered + max(passing, self.parts["gradients"])
 
     @property
     def rollout(self) -> int:
         """Peak of the rollout, bytes."""
+        # Generation and scoring follow each other. The gradients are those of the last update.
         generation = self.parts["KV cache"] + self.parts.get("gathered policy", 0)
         return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
 
@@ -105,11 +107,15 @@ class MemoryEstimate:
     def verdict(self) -> str:
         """Message that says if the run fits on the device, and if not, which settings need less memory."""
         kind = "memory" if self.device == "cpu" else "GPU memory"
-        of = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))} of {gibibytes(self.available)} {kind}"
+        peak_range = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))}"
+        size = f"{peak_range} of {gibibytes(self.available)} {kind}"
         if SLACK * self.peak <= self.available:
-            return f"fits: {of}"
+            return f"fits: {size}"
+
+        # Between the sum of the tensors and the largest measured excess over it, a run may fit or not.
+        verdict = "tight" if self.peak <= self.available else "does not fit"
         return (
-            f"{'tight' if self.peak <= self.available else 'does not fit'}: {of}; a smaller alg.args.micro_batch_size, "
+            f"{verdict}: {size}; a smaller alg.args.micro_batch_size, "
             "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
         )
 
@@ -124,65 +130,122 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     """
     config = with_embedded_models(config)
     blocks = with_defaults(config.to_dict())
-    policy_args, args = blocks["alg"]["policy"]["args"], blocks["alg"]["args"]
-    arguments, plan = PolicyArguments.known_in(policy_args), plan_batches(config).of_process(n_processes)
-    n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
-    part = FLOAT / n_parts  # bytes of a weight in each process
-    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
-    critic_weights, critic_trained, critic = _critic(policy) if arguments.critic_device is None else (0, 0, None)
+    policy_args = blocks["alg"]["policy"]["args"]
+    args = blocks["alg"]["args"]
+    arguments = PolicyArguments.known_in(policy_args)
+    plan = plan_batches(config).of_process(n_processes)
     device, available = _device(config)
-    trained = policy.trained + critic_trained
+    n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
+    bytes_per_weight = FLOAT / n_parts  # in each process
+
+    # The networks. Those on devices of their own need none of this device's memory.
+    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
+    critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
+    has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
+    n_reference = _reference(policy) if has_reference else 0
+    role = "reference" if arguments.teacher_model is None else "teacher"
+
+    # Of maskable policies. `topk` masks need no mask model, only the masks themselves.
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
-    role = "reference" if arguments.teacher_model is None else "teacher"
-    is_here = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
-    reference = _reference(policy) if is_here else 0
-    parts = {
+
+    # AdamW has two moments for each trained weight, RMSProp one. Mask models and gathered weights are not split.
+    n_moments = 1 if args.get("use_rms_prop") else 2
+    n_trained = policy.trained + critic.n_trained
+    activations = policy.activations(plan)
+    if critic.network is not None:
+        activations += critic.network.activations(plan)
+    sizes = {
         "process": _process() if device == "cpu" else 0,
-        "policy weights": int(part * policy.parameters),
-        "critic weights": int(part * critic_weights),
-        f"{role} weights": int(part * reference),
+        "policy weights": int(bytes_per_weight * policy.parameters),
+        "critic weights": int(bytes_per_weight * critic.n_weights),
+        f"{role} weights": int(bytes_per_weight * n_reference),
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-        "optimizer state": int(part * (1 if args.get("use_rms_prop") else 2) * trained),
-        "gradients": int(part * trained),
-        "activations": policy.activations(plan) + (critic.activations(plan) if critic else 0),
+        "optimizer state": int(bytes_per_weight * n_moments * n_trained),
+        "gradients": int(bytes_per_weight * n_trained),
+        "activations": activations,
         "logits": policy.logits(plan),
         "KV cache": (1 + n_mask_models) * policy.cache(plan),
         "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
     }
-    networks = (2, policy), (2 if critic else 0, critic or policy), (1 if reference else 0, policy)
-    whole = 3 * policy.largest_block + sum(copies * network.outside_blocks for copies, network in networks)
-    single = plan.micro_batch_episodes == plan.minibatch_episodes and not arguments.gradient_checkpointing
-    others = FLOAT * policy.output_layer if single and arguments.peft is None else parts["gradients"]
-    if "cg_max_steps" in args:  # TRPO: the graph of its Fisher products, no optimizer state for the policy
-        eager = NetworkShapes(policy.model_name, replace(arguments, attn_implementation="eager"), causal=policy.causal)
-        budget = int(arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
-        episodes = max(min(budget, args.get("micro_batch_size") or budget) // plan.response_tokens, 1)
-        batch = replace(plan, micro_batch_episodes=min(episodes, plan.episodes))
-        parts["optimizer state"] = 2 * FLOAT * critic_trained
-        parts["activations"] = 3 * eager.activations(batch)  # the model's graph, and that of its derivative
-        parts["logits"] = 2 * eager.logits(batch)
-        others = 7 * FLOAT * policy.trained  # gradient, step, initial weights, four vectors of the conjugate gradient
-    return MemoryEstimate(parts, others, device, available, gathered=FLOAT * whole if n_parts > 1 else 0)
+
+    other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
+    # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial weights,
+    # and four of the conjugate gradient.
+    if "cg_max_steps" in args:
+        sizes |= _of_fisher_products(policy, plan, micro_batch_size=args.get("micro_batch_size"))
+        sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
+        other_gradients = 7 * FLOAT * policy.trained
+
+    gathered = 0
+    if n_parts > 1:
+        gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
+    return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered)
 
 
-def _critic(policy: NetworkShapes) -> tuple[int, int, NetworkShapes | None]:
-    """Return the number of the critic's own weights, of the trained ones, and its network if it has one."""
+def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
+    """Return the bytes of the gradients that exist at the same time as all activations of a forward pass."""
+    # In a single pass, gradients grow while activations are freed: with all activations, only the first gradient
+    # exists, that of the output layer. With several passes, all gradients exist since the first one.
+    is_single_pass = plan.micro_batch_episodes == plan.minibatch_episodes
+    if is_single_pass and not policy.arguments.gradient_checkpointing and policy.arguments.peft is None:
+        return FLOAT * policy.output_layer
+    return gradients
+
+
+class _Critic(NamedTuple):
+    n_weights: int  # that are not the policy's too
+    n_trained: int
+    network: NetworkShapes | None  # None if there is no forward pass of its own
+
+
+def _critic(policy: NetworkShapes) -> _Critic:
+    # A value head has one weight for each hidden unit.
     arguments = policy.arguments
     if arguments.critic == "none":
-        return 0, 0, None
+        return _Critic(0, 0, None)
     if arguments.critic == "shared":
-        return policy.width, policy.width, None
+        return _Critic(policy.width, policy.width, None)
+
+    # A copy of the policy shares its frozen weights.
     if arguments.critic_model in (None, arguments.model_name):
-        own = policy.trained_trunk + policy.width  # frozen weights are shared with the policy
-        return own, own, policy
+        n_weights = policy.trained_trunk + policy.width
+        return _Critic(n_weights, n_weights, policy)
     network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
-    return network.trunk + network.width, network.trained_trunk + network.width, network
+    return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
+
+
+def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan, *, micro_batch_size: int | None) -> dict[str, int]:
+    """Return the bytes of activations and logits in TRPO's products with the Fisher matrix."""
+    # Fused attention has no second derivatives.
+    eager_arguments = replace(policy.arguments, attn_implementation="eager")
+    eager = NetworkShapes(policy.model_name, eager_arguments, causal=policy.causal)
+
+    # Tokens of a batch: two float32 numbers for each token of the vocabulary, within the budget for logits.
+    n_tokens = int(policy.arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
+    n_episodes = max(min(n_tokens, micro_batch_size or n_tokens) // plan.response_tokens, 1)
+    batch = replace(plan, micro_batch_episodes=min(n_episodes, plan.episodes))
+
+    # The model's graph, and that of its derivative, which is about twice as large.
+    return {"activations": 3 * eager.activations(batch), "logits": 2 * eager.logits(batch)}
+
+
+def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
+    """Return the number of split weights and gradients that are whole at once in the update."""
+    # Blocks are gathered one after the other; the rest stays whole, with gradients in networks that are trained.
+    n = 3 * policy.largest_block + 2 * policy.outside_blocks
+    if critic is not None:
+        n += 2 * critic.outside_blocks
+    if has_reference:
+        n += policy.outside_blocks
+    return n
 
 
 def _reference(policy: NetworkShapes) -> int:
     """Return the number of weights of the reference that are not shared with the policy."""
+    # The reference of a policy with adapters is the base under them, which is in memory already. Another model is
+    # loaded without adapters.
     arguments = policy.arguments
     if arguments.kl_model not in (None, arguments.model_name):
         whole = replace(arguments, peft=None)
@@ -207,25 +270,38 @@ class NetworkShapes:
             )
         except (OSError, ValueError) as error:
             raise ModelError(f"{model_name!r} is neither a folder with a model nor in the local cache") from error
-        self.model_name, self.arguments, self.causal = model_name, arguments, causal
+        self.model_name = model_name
+        self.arguments = arguments
+        self.causal = causal
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         try:
             self._model = self._built()
         except (ValueError, ImportError, ModelError) as error:
             raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
+
+        # The config of a model that also reads images has one for its text model.
         model = self._model
-        self.config = self.config.get_text_config() if causal else self.config
-        everything = list(model.parameters())
-        trunks = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
-        trunk = {id(p): p for part in trunks for p in part.parameters()}.values()  # tied weights count once
-        self.parameters = sum(p.numel() for p in everything)
-        self.trained = sum(p.numel() for p in everything if p.requires_grad)
-        self.trunk = sum(p.numel() for p in trunk)  # parameters of a critic: all without the output layer
-        self.trained_trunk = sum(p.numel() for p in trunk if p.requires_grad)
-        blocks = [sum(p.numel() for p in block.parameters()) for block in blocks_of(model)]
-        self.largest_block, self.outside_blocks = max(blocks, default=0), self.parameters - sum(blocks)
+        if causal:
+            self.config = self.config.get_text_config()
         self.width = int(self.config.hidden_size)
         self.output_layer = int(self.config.vocab_size) * self.width
+
+        # `parameters` of a module has tied weights once.
+        self.parameters = n_weights(model.parameters())
+        self.trained = n_weights(model.parameters(), only_trained=True)
+
+        # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
+        modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
+        trunk: dict[int, torch.Tensor] = {}
+        for module in modules:
+            trunk |= {id(weight): weight for weight in module.parameters()}
+        self.trunk = n_weights(trunk.values())
+        self.trained_trunk = n_weights(trunk.values(), only_trained=True)
+
+        # What is gathered one after the other, and what stays whole, if weights are split over processes.
+        blocks = [n_weights(block.parameters()) for block in blocks_of(model)]
+        self.largest_block = max(blocks, default=0)
+        self.outside_blocks = self.parameters - sum(blocks)
 
     def _built(self) -> Any:
         auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
@@ -233,23 +309,31 @@ class NetworkShapes:
         options = {} if attention is None else {"attn_implementation": attention}
         with self._mode:
             model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
-        if self.arguments.peft is not None:
-            add_lora(model, self.arguments.peft, dropout=False, empty=True)
-            adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
-            for name, weight in adapters:  # these are on the `meta` device; replace them by fake tensors
-                module, _, own_name = name.rpartition(".")
-                with self._mode:
-                    fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
-                model.get_submodule(module).register_parameter(own_name, fake)
+        if self.arguments.peft is None:
+            return model
+
+        # PEFT creates empty adapters on the `meta` device, where no forward pass can mix them with fake tensors.
+        add_lora(model, self.arguments.peft, dropout=False, empty=True)
+        adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
+        for path, weight in adapters:
+            module, _, name = path.rpartition(".")
+            with self._mode:
+                fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+            model.get_submodule(module).register_parameter(name, fake)
         return model
 
     def activations(self, plan: BatchPlan) -> int:
         """Return the bytes kept between the forward and the backward pass of one micro-batch."""
-        n, prompt, response = plan.micro_batch_episodes, self._prompt(plan), plan.response_tokens
-        kept = self._kept(n, prompt, response)
+        n = plan.micro_batch_episodes
+        n_prompt = self._n_prompt(plan)
+        n_response = plan.response_tokens
+        size = self._saved(n, n_prompt, n_response)
+
+        # Then only the input of each layer is kept, and the rest of one layer at a time.
         if self.arguments.gradient_checkpointing:
-            kept = kept // self._layers + self._layers * n * (prompt + response) * self.width * FLOAT
-        return kept
+            inputs = self._n_layers * n * (n_prompt + n_response) * self.width * FLOAT
+            size = size // self._n_layers + inputs
+        return size
 
     def logits(self, plan: BatchPlan) -> int:
         """Return the bytes of the two buffers in which log-probs and their gradients are computed."""
@@ -258,48 +342,65 @@ class NetworkShapes:
 
     def cache(self, plan: BatchPlan) -> int:
         """Return the bytes of keys and values while `n_envs` prompts are continued to full length."""
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        width = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
-        tokens = self._prompt(plan) + plan.response_tokens
-        return 2 * self._layers * int(heads * width) * tokens * plan.prompts_per_batch * FLOAT
+        # Some families have fewer heads for keys and values than for queries, or heads of another width.
+        n_heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        head_width = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
+        n_tokens = self._n_prompt(plan) + plan.response_tokens
+        return 2 * self._n_layers * int(n_heads * head_width) * n_tokens * plan.prompts_per_batch * FLOAT
 
     @property
-    def _layers(self) -> int:
+    def _n_layers(self) -> int:
         """Number of layers of the decoder."""
         names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
         return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
 
-    def _prompt(self, plan: BatchPlan) -> int:
+    def _n_prompt(self, plan: BatchPlan) -> int:
+        # Without a limit for prompts, they may fill what the response leaves of the model's positions.
         if plan.prompt_tokens is not None:
             return plan.prompt_tokens
         limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
         return max(int(limit or 512) - plan.response_tokens, 1)
 
-    def _kept(self, n: int, prompt: int, response: int) -> int:
+    def _saved(self, n: int, n_prompt: int, n_response: int) -> int:
         """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
-        model, sizes = self._model, {}
-        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        model = self._model
+        weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+        sizes: dict[int, int] = {}
         alive = []  # prevents that a storage is freed and its address is reused by another
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def save(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if storage._cdata not in own:
+            if storage._cdata not in weights:
                 sizes[storage._cdata] = storage.nbytes()
                 alive.append(storage)
             return tensor
 
-        half = self.arguments.dtype == "bfloat16"
-        autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if half else nullcontext()
-        with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            ids = torch.ones(n, prompt + response if self.causal else prompt, dtype=torch.long)
+        def load(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+        # Without the output layer: the logits are counted on their own.
+        is_half = self.arguments.dtype == "bfloat16"
+        autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if is_half else nullcontext()
+        with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(save, load):
+            length = n_prompt + n_response if self.causal else n_prompt
+            ids = torch.ones(n, length, dtype=torch.long)
             mask = torch.ones_like(ids)
             if self.causal:
                 model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
             else:
                 encoded = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-                inputs = {"input_ids": torch.ones(n, response, dtype=torch.long), "encoder_hidden_states": encoded}
-                model.get_decoder()(**inputs, encoder_attention_mask=mask, use_cache=False)
+                model.get_decoder()(
+                    input_ids=torch.ones(n, n_response, dtype=torch.long),
+                    encoder_hidden_states=encoded,
+                    encoder_attention_mask=mask,
+                    use_cache=False,
+                )
         return sum(sizes.values())
+
+
+def n_weights(weights: Iterable[torch.Tensor], *, only_trained: bool = False) -> int:
+    """Return the number of weights in some tensors, or only of those that are trained."""
+    return sum(weight.numel() for weight in weights if weight.requires_grad or not only_trained)
 
 
 def gibibytes(size: int) -> str:
@@ -310,6 +411,7 @@ def gibibytes(size: int) -> str:
 
 
 def _device(config: RunConfig) -> tuple[str, int]:
+    # Free memory of the GPU, since other processes may use it; all memory that this process may use of the machine.
     name = config.alg.args.get("device") or config.device
     if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
         return "cuda", torch.cuda.mem_get_info("cuda" if name == "auto" else name)[0]
@@ -319,21 +421,28 @@ def _device(config: RunConfig) -> tuple[str, int]:
 def main_memory() -> int:
     """Return the bytes of main memory that this process may use: the machine's, or the limit of its container."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.exists() else "max"
-    return min(total, int(text)) if text.isdecimal() else total
+    # The file has a number of bytes, or `max` for no limit.
+    file = Path("/sys/fs/cgroup/memory.max")
+    limit = file.read_text().strip() if file.exists() else "max"
+    return min(total, int(limit)) if limit.isdecimal() else total
 
 
 def _process() -> int:
+    # In KiB, except on macOS.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-_POLICY, _ARGS, _EVALUATED = "alg.policy.args", "alg.training_args", "train_evaluation"
+_POLICY = "alg.policy.args"
+_ARGS = "alg.training_args"
+_EVALUATED = "train_evaluation"
 _LENGTHS = (f"{_POLICY}.generation_kwargs.max_new_tokens", "env.args.max_prompt_length")
 _NETWORKS = (f"{_POLICY}.critic: shared", f"{_POLICY}.peft: {{r: 8}}")
-_MICRO, _BUDGET, _BATCH = "alg.args.micro_batch_size", f"{_POLICY}.logits_budget_mb", f"{_EVALUATED}.eval_batch_size"
-_CHECKPOINTING, _HALF = f"{_POLICY}.gradient_checkpointing: true", f"{_POLICY}.dtype: bfloat16"
+_MICRO = "alg.args.micro_batch_size"
+_BUDGET = f"{_POLICY}.logits_budget_mb"
+_BATCH = f"{_EVALUATED}.eval_batch_size"
+_CHECKPOINTING = f"{_POLICY}.gradient_checkpointing: true"
+_HALF = f"{_POLICY}.dtype: bfloat16"
 _STEP = ("per_device_train_batch_size", "gradient_checkpointing: true", "bf16: true")
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -369,14 +478,17 @@ def explaining(config: AnyConfig) -> Iterator[None]:
         lines = [_estimate(config)] if isinstance(config, RunConfig) else []
         if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
             lines.append(f"memory of the machine: {gibibytes(main_memory())}")
+
+        # Only what the run does not have yet, and what its other settings allow.
         blocks = with_defaults(config.to_dict())
         table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
-        if keys := [
-            advice
-            for key in table.get(error.part, ())
-            if (advice := _advice(key, blocks)) and _is_accepted(key, config)
-        ]:
-            lines.append(f"needs less: {', '.join(keys)}")
+        advised = []
+        for key in table.get(error.part, ()):
+            advice = _advice(key, blocks)
+            if advice is not None and _is_accepted(key, config):
+                advised.append(advice)
+        if advised:
+            lines.append(f"needs less: {', '.join(advised)}")
         raise OutOfMemoryError(error.part, error.text, lines) from error
 
 
@@ -385,18 +497,27 @@ def _estimate(config: RunConfig) -> str:
         estimate = estimate_memory(config, n_processes())
     except Exception as error:  # must not hide the out-of-memory error
         return f"no estimate: {error}"
-    own = {name: size for name, size in estimate.parts.items() if name != "process"}  # includes the run itself by now
-    parts = ", ".join(f"{name} {gibibytes(size)}" for name, size in own.items() if size)
-    return f"estimate: update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}; {parts}"
+
+    # Without the memory of the process, which by now includes that of the run itself.
+    sizes = []
+    for name, size in estimate.parts.items():
+        if size and name != "process":
+            sizes.append(f"{name} {gibibytes(size)}")
+    peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
+    return f"estimate: {peaks}; {', '.join(sizes)}"
 
 
 def _advice(key: str, blocks: dict[str, Any]) -> str | None:
     """Return the advice for a key, with its value; None if it is set already."""
-    path, _, wanted = key.partition(": ")
+    path, _, advised_value = key.partition(": ")
     value = at(blocks, path)
-    if wanted:
-        is_set = isinstance(value, dict) or str(value).lower() in (wanted, f"{wanted}.0")
+
+    # An advised value: `{r: 8}`, `shared`, `true` or `0`, which a config may have as `0.0`.
+    if advised_value:
+        is_set = isinstance(value, dict) or str(value).lower() in (advised_value, f"{advised_value}.0")
         return None if is_set else key
+
+    # A smaller value: not below 1, and not of arguments of evaluations that are those of the rollouts.
     if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
         return None
     return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)})"
@@ -404,11 +525,15 @@ def _advice(key: str, blocks: dict[str, Any]) -> str | None:
 
 def _is_accepted(key: str, config: AnyConfig) -> bool:
     """Return whether the config is valid with the advised value: opd needs its KL, for instance, grpo has no critic."""
-    path, _, wanted = key.partition(": ")
-    if not wanted:  # a smaller value
+    path, _, advised_value = key.partition(": ")
+    if not advised_value:  # a smaller value
         return True
-    block, _, last = path.rpartition(".")
-    override = f"{block}={{{last}: {wanted}}}" if block == "alg.kl_div" else f"{path}={wanted}"  # without a target
+
+    # The whole block of the KL, since its target is no longer valid without a penalty.
+    block, _, name = path.rpartition(".")
+    override = f"{path}={advised_value}"
+    if block == "alg.kl_div":
+        override = f"{block}={{{name}: {advised_value}}}"
     changed, issues = apply_overrides(config.to_dict(), [override])
     try:
         parse_config(changed, issues=issues)

@@ -41,14 +41,24 @@ class History:
 
     def add(self, split: str, step: int, numbers: Numbers) -> dict[str, Alert]:
         """Add numbers of `train` or `val`, and return the alerts that are new."""
+        line: dict[str, Any] = {"step": step}
+        for key, value in numbers.items():
+            if isinstance(value, int | float) and math.isfinite(value):
+                line[key] = value
+
+        # The first line is kept, since alerts compare with the start of the run; of the others, the latest.
         lines = self.train if split == "train" else self.val
-        finite = {key: each for key, each in numbers.items() if isinstance(each, int | float) and math.isfinite(each)}
-        lines.append({"step": step, **finite})
+        lines.append(line)
         if len(lines) > N_KEPT:
             del lines[1]
-        found = {name: alert for name, check in ALERTS.items() if name not in self.reported and (alert := check(self))}
-        self.reported += found
-        return found
+
+        new_alerts: dict[str, Alert] = {}
+        for name, check in ALERTS.items():
+            alert = None if name in self.reported else check(self)
+            if alert is not None:
+                new_alerts[name] = alert
+        self.reported += new_alerts
+        return new_alerts
 
     def state_dict(self) -> dict[str, Any]:
         """Return the history as JSON."""
@@ -65,8 +75,10 @@ def chosen_log_prob_falls(history: History) -> Alert | None:
     key = "logps/chosen"
     values = history.last(key, history.val, 2)
     first = history.val[0].get(key) if history.val else None
+    # Log-probs are negative: a value below 1.5 times the first one is further from 0. Two evaluations in a row.
     if not values or first is None or max(values) >= LOG_PROB_FACTOR * first:
         return None
+
     return Alert(
         f"the log-prob of the better responses fell from {first:.4g} to {values[-1]:.4g} nats on val",
         "set alg.args.sft_weight (dpo), raise alg.args.beta, or lower alg.training_args.learning_rate",
@@ -76,23 +88,27 @@ def chosen_log_prob_falls(history: History) -> Alert | None:
 
 def margin_grows_while_perplexity_rises(history: History) -> Alert | None:
     """Detect that more pairs are ranked correctly, while generated texts get worse."""
+    # Objectives without a reference have no rewards; they compare mean log-probs.
     before = history.val[0] if history.val else {}
     key = "rewards/margins" if "rewards/margins" in before else "mean_logps/margins"
-    margins, texts = history.last(key, history.val, 2), history.last(PERPLEXITY, history.val, 2)
-    if not margins or not texts or PERPLEXITY not in before or min(margins) <= before[key]:
+    margins = history.last(key, history.val, 2)
+    perplexities = history.last(PERPLEXITY, history.val, 2)  # only with the metric `reference_perplexity`
+    if not margins or not perplexities or PERPLEXITY not in before:
         return None
-    if min(texts) <= PERPLEXITY_FACTOR * before[PERPLEXITY]:
+    if min(margins) <= before[key] or min(perplexities) <= PERPLEXITY_FACTOR * before[PERPLEXITY]:
         return None
+
     return Alert(
         f"the margin grew from {before[key]:.4g} to {margins[-1]:.4g}, and the perplexity of generated texts from "
-        f"{before[PERPLEXITY]:.4g} to {texts[-1]:.4g}",
+        f"{before[PERPLEXITY]:.4g} to {perplexities[-1]:.4g}",
         "lower alg.training_args.learning_rate or the number of epochs, or raise alg.args.beta",
-        {"margins": margins, "perplexities": texts},
+        {"margins": margins, "perplexities": perplexities},
     )
 
 
 def accuracy_is_one_early(history: History) -> Alert | None:
     """Detect that all pairs of `val` are ranked correctly in the first part of the run."""
+    # The first line is of the untrained model.
     for line in history.val[1:]:
         accuracy = line.get("rewards/accuracies", line.get("mean_logps/accuracies", 0.0))
         if accuracy >= 1 and line["step"] <= EARLY * history.n_steps:
@@ -106,6 +122,7 @@ def accuracy_is_one_early(history: History) -> Alert | None:
 
 def z0_stays_at_zero(history: History) -> Alert | None:
     """Detect that the reference point of KTO has no effect."""
+    # z0 = max(0, estimate of the KL): at 0, the estimates of all steps since the log before were negative or 0.
     values = history.last(REFERENCE_POINT, history.train, N_AT_ZERO)
     if not values or max(values) > 0:
         return None

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.algorithms.preference_arguments import RewardModelArguments
 from rl4lms_like.core.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import TextLayout
@@ -63,44 +64,57 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         ParityError: log-probs differ from those of generation.
         RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
     """
-    given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
     ranks = ranks or Ranks()
-    found = prepare(config, ranks, None if given.has_language_model else output_layer)
-    config, encoder = found.config, found.encoder
-    given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)  # with the folder of an embedded reference
-    check_end_token(given, encoder)
-    examples = {split: encode(given, encoder, each, config) for split, each in used(found.samples, config).items()}
-    check_best_metric(config, used(found.samples, config)["val"])
-    model, rates = _load(config, found.model_config, given)
-    head = head_modules(model) if not given.has_language_model else ()
+    signature: Any = OBJECTIVES.signature(config.alg.id)
+    has_language_model: bool = signature.has_language_model
+    prepared = prepare(config, ranks, None if has_language_model else output_layer)
+    config = prepared.config
+    encoder = prepared.encoder
+    # Of the prepared config: an embedded reference model has a folder in it.
+    arguments = signature(**config.alg.args)
+
+    check_end_token(arguments, encoder)
+    samples_read = used(prepared.samples, config)
+    examples = {split: encode(arguments, encoder, samples, config) for split, samples in samples_read.items()}
+    check_best_metric(config, samples_read["val"])
+
+    # The head of a reward model is not part of the adapters: PEFT freezes it with the rest, and it is trained whole.
+    model, dropout_rates = _load(config, prepared.model_config, arguments)
+    head = () if has_language_model else head_modules(model)
     nn.Module.to(model, get_device(config.device)).eval()
-    add_adapters(model, config, dropout=bool(given.dropout))
+    add_adapters(model, config, dropout=bool(arguments.dropout))
     for name in head:
         model.get_submodule(name).requires_grad_(True)
-    objective = _objective(config, given, model, encoder)
+
+    objective = _objective(config, arguments, model, encoder)
     objective.ranks = ranks
     set_n_threads(config, model)
+    generates = has_language_model and config.train_evaluation.generate
     return SupervisedRun(
-        config,
-        encoder.tokenizer,
-        found.samples,
-        examples,
-        model,
-        objective,
-        found.components.metrics,
-        make_generator(model, config) if given.has_language_model and config.train_evaluation.generate else None,
-        encoder.max_prompt_length,
-        found.ends,
-        found.components.post_processor,
-        rates,
-        tuple(head),
-        ranks,
+        config=config,
+        tokenizer=encoder.tokenizer,
+        samples=prepared.samples,
+        examples=examples,
+        model=model,
+        objective=objective,
+        metrics=prepared.components.metrics,
+        generator=make_generator(model, config) if generates else None,
+        max_prompt_length=encoder.max_prompt_length,
+        eos_token_ids=prepared.eos_token_ids,
+        post_processor=prepared.components.post_processor,
+        dropout_rates=dropout_rates,
+        head=tuple(head),
+        ranks=ranks,
     )
 
 
-def check_end_token(given: Any, encoder: ExampleEncoder) -> None:
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def check_end_token(arguments: Any, encoder: ExampleEncoder) -> None:
     """Raise a `ConfigError` if the tokenizer lacks the token with which texts for a reward model end."""
-    if getattr(given, "append_eos", False) and encoder.tokenizer.eos_token_id is None:
+    needs_end_token = isinstance(arguments, RewardModelArguments) and arguments.append_eos
+    if needs_end_token and encoder.tokenizer.eos_token_id is None:
         text = "the tokenizer has no end-of-text token: set it to false"
         raise ConfigError([ConfigIssue("alg.args.append_eos", text)])
 
@@ -108,59 +122,82 @@ def check_end_token(given: Any, encoder: ExampleEncoder) -> None:
 def used(samples: Mapping[str, Sequence[Sample]], config: PreferenceConfig) -> dict[str, Sequence[Sample]]:
     """Return the samples of each split that a run reads: of `val` and `test`, at most `max_eval_samples`."""
     limit = config.train_evaluation.max_eval_samples
-    return {split: each if split == "train" else each[:limit] for split, each in samples.items()}
+    limited = {split: of_split[:limit] for split, of_split in samples.items()}
+    return limited | {"train": samples["train"]}
 
 
-def encode(given: Any, encoder: ExampleEncoder, samples: Sequence[Sample], config: PreferenceConfig) -> Pairs:
+def encode(arguments: Any, encoder: ExampleEncoder, samples: Sequence[Sample], config: PreferenceConfig) -> Pairs:
     """Return the samples of a split as rows of an objective with these arguments.
 
     Raises:
         DataPoolError: the samples are not what the objective needs.
     """
     pool = f"the data pool {config.datapool.id!r}"
-    preferences = preferences_of(samples, reads_labels=given.reads_labels, source=pool)
-    if not given.has_language_model:
-        whole = encoder.is_encoder_decoder
-        return encode_texts(encoder, preferences, append_eos=given.append_eos, split_beginning=not whole)
-    encode_all = encode_labels if given.reads_labels else encode_pairs
-    return encode_all(encoder, preferences, given.max_response_length)
+    preferences = preferences_of(samples, reads_labels=arguments.reads_labels, source=pool)
+    if arguments.has_language_model:
+        encode_all = encode_labels if arguments.reads_labels else encode_pairs
+        return encode_all(encoder, preferences, arguments.max_response_length)
+
+    # A causal reward model computes the common beginning of two texts once. The encoder of a seq2seq model cannot: it
+    # reads each token together with those after it.
+    return encode_texts(
+        encoder,
+        preferences,
+        append_eos=arguments.append_eos,
+        split_beginning=not encoder.is_encoder_decoder,
+    )
+
+
+# --- model and objective ----------------------------------------------------------------------------------------------
 
 
 def _load(
-    config: PreferenceConfig, model_config: PretrainedConfig, given: Any
+    config: PreferenceConfig, model_config: PretrainedConfig, arguments: Any
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load the model that is trained; return it and the dropout rates of its checkpoint."""
     name = config.alg.model_name
-    if given.has_language_model:
-        return load_model(auto_class_of(model_config), name, dropout=given.dropout is True)
+    # With `adapters`, only the adapters have dropout.
+    has_dropout = arguments.dropout is True
+    if arguments.has_language_model:
+        return load_model(auto_class_of(model_config), name, dropout=has_dropout)
+
+    # The head is new, unless the model is a classifier already; its weights depend on the run's seed alone.
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
         return load_model(
-            AutoModelForSequenceClassification, name, dropout=given.dropout is True, unused=head_modules, n_labels=1
+            AutoModelForSequenceClassification, name, dropout=has_dropout, unused=head_modules, n_labels=1
         )
 
 
 def _objective(
-    config: PreferenceConfig, given: Any, model: PreTrainedModel, encoder: ExampleEncoder
+    config: PreferenceConfig, arguments: Any, model: PreTrainedModel, encoder: ExampleEncoder
 ) -> PreferenceObjective:
-    arguments = make_training_arguments(config, "checkpoints")
-    dtype = torch.bfloat16 if arguments.bf16 else torch.float16 if arguments.fp16 else None
-    recomputes = getattr(arguments, "activation_checkpointing", False) or arguments.gradient_checkpointing
+    training = make_training_arguments(config, "checkpoints")
+    dtype = None
+    if training.bf16:
+        dtype = torch.bfloat16
+    elif training.fp16:
+        dtype = torch.float16
+
+    # Both act in training mode only. Older versions of transformers have one name for the recomputation.
+    recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
+    reader = checked_reader(model, config.alg.model_name) if arguments.has_language_model else CausalReader(model)
     objective_class = OBJECTIVES.resolve(config.alg.id)
     objective: PreferenceObjective = objective_class(
-        given,
-        checked_reader(model, config.alg.model_name) if given.has_language_model else CausalReader(model),
+        arguments,
+        reader,
         pad_token_id=TextLayout(encoder.tokenizer, 1, 1).pad_token_id,
-        eval_batch_size=arguments.per_device_eval_batch_size,
+        eval_batch_size=training.per_device_eval_batch_size,
         dtype=dtype,
-        needs_training_mode=bool(given.dropout) or recomputes,
+        needs_training_mode=bool(arguments.dropout) or recomputes,
     )
+
     if isinstance(objective, RewardModel):
         _set_up_reward_model(objective, config, encoder)
-    if isinstance(objective, ReferenceObjective) and (name := given.reference_model) not in (
-        None,
-        config.alg.model_name,
-    ):
-        objective.reference = _reference(config, name, encoder, model)
+    # Without another reference, the trained model itself is read before its first step.
+    if isinstance(objective, ReferenceObjective):
+        name = arguments.reference_model
+        if name not in (None, config.alg.model_name):
+            objective.reference = _reference(config, name, encoder, model)
     return objective
 
 
@@ -171,9 +208,10 @@ def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
         ModelError: the model's interface is not supported, or its outputs are not finite.
         ParityError: log-probs differ from those of generation.
     """
-    reader = (Seq2SeqReader if model.config.is_encoder_decoder else CausalReader)(model)
+    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
+    vocab_size = int(model.config.get_text_config().vocab_size)
     with first_episodes(model, name):
-        probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side)
+        probe = probe_episodes(vocab_size, reader.prompt_side)
         reader.probe_head(probe.to(model.device))
         check_parity(reader, name)
         reader.shares_prompts = check_sharing(reader, name)
@@ -181,28 +219,33 @@ def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
 
 
 def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel) -> EpisodeReader:
+    # It scores the same token ids as the trained model, so both need one family and one vocabulary.
     reference_config = load_model_config(name)
     if reference_config.is_encoder_decoder != model.config.is_encoder_decoder:
         text = f"{name!r} is of another family than {config.alg.model_name!r}"
         raise ConfigError([ConfigIssue("alg.args.reference_model", text)])
     check_vocabulary(encoder.tokenizer, reference_config, config.tokenizer.model_name, name)
+
     reference = load_model(auto_class_of(reference_config), name, role="reference model")[0]
     return checked_reader(nn.Module.to(reference, model.device).eval(), name)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
     """Record how texts end, and find out how rewards are computed."""
-    model, tokenizer = objective.reader.model, encoder.tokenizer
+    model = objective.reader.model
+    tokenizer = encoder.tokenizer
     setattr(model.config, RECORDED, objective.arguments.append_eos)
+
     # Classifiers read the last token that is not padding. If the end token is also that of padding, they would read the
     # one before it; without a padding token, the score `reward_model` finds another one for each batch.
     is_ambiguous = tokenizer.pad_token_id == tokenizer.eos_token_id
     model.config.get_text_config().pad_token_id = None if is_ambiguous else tokenizer.pad_token_id
-    if model.config.is_encoder_decoder:
-        return
-    with first_episodes(model, config.alg.model_name):
-        objective.head = reward_head(objective.reader)
-        objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
+
+    # Seq2seq classifiers are computed by their own forward.
+    if not model.config.is_encoder_decoder:
+        with first_episodes(model, config.alg.model_name):
+            objective.head = reward_head(objective.reader)
+            objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
 
 
 @torch.no_grad()
@@ -213,21 +256,36 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
         ModelError: the classifier has no such layer, or its output differs.
     """
     model: Any = reader.model
-    head, name = getattr(model, "score", None), type(model).__name__
+    class_name = type(model).__name__
+    head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
+        # PEFT has replaced the layer, if `target_modules` matches it.
         hint = "; add 'score' to exclude_modules" if hasattr(head, "get_base_layer") else ""
-        raise ModelError(f"{name} has no linear layer `score` for the reward{hint}")
+        raise ModelError(f"{class_name} has no linear layer `score` for the reward{hint}")
+
+    # One text without padding [1, n]. The model's own forward reads the last token without the id of padding, so none
+    # may have it.
     vocab_size = int(model.config.get_text_config().vocab_size)
     padding = model.config.get_text_config().pad_token_id
     probe = probe_episodes(vocab_size, reader.prompt_side).select(torch.tensor([0])).to(model.device)
     ids = torch.cat([probe.prompt_ids[probe.prompt_mask], probe.response_ids[0]])
-    ids = torch.where(ids == (-1 if padding is None else padding), (ids + 1) % vocab_size, ids)
-    n = int(probe.prompt_mask.sum())
-    probe = replace(probe, prompt_ids=ids[None, :n], prompt_mask=ids[None, :n] >= 0, response_ids=ids[None, n:])
-    own, found = model(input_ids=ids[None]).logits[0], head(reader.final_states(probe))[0]
-    if not bool((own - found).abs().max() <= SHARING_TOLERANCE * max(1.0, float(own.abs().max()))):
-        raise ModelError(f"{name}: rewards differ from those of its own forward; report this family")
+    if padding is not None:
+        ids = torch.where(ids == padding, (ids + 1) % vocab_size, ids)
+    n_prompt = int(probe.prompt_mask.sum())
+    prompt_ids = ids[None, :n_prompt]
+    is_real = torch.ones_like(prompt_ids, dtype=torch.bool)
+    probe = replace(probe, prompt_ids=prompt_ids, prompt_mask=is_real, response_ids=ids[None, n_prompt:])
+
+    # Both in evaluation mode and float32, so that only the order of operations differs.
+    of_model = model(input_ids=ids[None]).logits[0]
+    of_head = head(reader.final_states(probe))[0]
+    tolerance = SHARING_TOLERANCE * max(1.0, float(of_model.abs().max()))
+    if not bool((of_model - of_head).abs().max() <= tolerance):  # NaN is not within it
+        raise ModelError(f"{class_name}: rewards differ from those of its own forward; report this family")
     return head
+
+
+# --- the plan of a run, for `check` -----------------------------------------------------------------------------------
 
 
 def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
@@ -236,28 +294,42 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     Arguments, lines and errors are those of the `plan` of a supervised run.
     """
     config = config_to_plan(config)
-    given = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
-    lines = [("objective" if not i else "", line) for i, line in enumerate(given.formula())]
+    arguments = OBJECTIVES.signature(config.alg.id)(**config.alg.args)
+    first_line, *more_lines = arguments.formula()
+    lines = [("objective", first_line)]
+    lines += [("", line) for line in more_lines]
+
     encoder = load_encoder(config)[-1]
-    check_end_token(given, encoder)
-    found = used(find(), config)
-    check_best_metric(config, found["val"])
-    pairs = {split: encode(given, encoder, samples[:N_COUNTED], config) for split, samples in found.items()}
-    for split, of_split in pairs.items():
-        n, counted = len(found[split]), of_split.n_preferences
-        title = split if n == counted else f"{split} (the first {counted:,} of {n:,})"
-        lines += [(f"{title}: {name}", value) for name, value in of_split.lines()] if of_split.rows else []
+    check_end_token(arguments, encoder)
+    samples = used(find(), config)
+    check_best_metric(config, samples["val"])
+
+    # Of large splits, only the first preferences are encoded; the counts that follow are extrapolated by `growth`.
+    pairs: dict[str, Pairs] = {}
+    growth: dict[str, float] = {}
+    for split, of_split in samples.items():
+        pairs[split] = encode(arguments, encoder, of_split[:N_COUNTED], config)
+        n_counted = pairs[split].n_preferences
+        growth[split] = len(of_split) / max(n_counted, 1)
+        title = split
+        if n_counted < len(of_split):
+            title = f"{split} (the first {n_counted:,} of {len(of_split):,})"
+        if pairs[split].rows:
+            lines += [(f"{title}: {name}", value) for name, value in pairs[split].lines()]
+
     train = pairs["train"]
-    growth = {split: len(found[split]) / max(each.n_preferences, 1) for split, each in pairs.items()}
     batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))
-    unit = "responses" if given.reads_labels else "pairs"
+    unit = "responses" if arguments.reads_labels else "pairs"
     lines += [
-        ("prompts", prompt_lengths(found["train"], encoder.tokenizer, encoder.max_prompt_length)),
+        ("prompts", prompt_lengths(samples["train"], encoder.tokenizer, encoder.max_prompt_length)),
         ("optimizer steps", f"{n_steps:,} of {batch_size:,} {unit}, {n_epochs:g} epochs"),
     ]
-    if given.needs_reference:
-        n_tokens = round(sum(each.n_tokens * growth[split] for split, each in pairs.items()))
-        in_training = train.n_tokens * growth["train"] * n_epochs * 3  # forward and backward
-        fraction = n_tokens / max(in_training, 1)
+
+    # The reference reads every split once, forward. Training reads `train` in each epoch, forward and backward: about
+    # three times the work for each token.
+    if arguments.needs_reference:
+        n_tokens = round(sum(of_split.n_tokens * growth[split] for split, of_split in pairs.items()))
+        n_in_training = train.n_tokens * growth["train"] * n_epochs * 3
+        fraction = n_tokens / max(n_in_training, 1)
         lines.append(("reference", f"one forward pass over {n_tokens:,} tokens, about {fraction:.0%} of the training"))
     return lines

@@ -80,13 +80,16 @@ class Pairs:
                 "responses are compared with one to the same prompt for z0: all prompts are equal",
             ),
         )
-        return [f"{split}: {n:,} {what}" for n, what in lines if n]
+
+        # What is as usual is not reported.
+        return [f"{split}: {n:,} {message}" for n, message in lines if n]
 
     def lines(self) -> list[tuple[str, str]]:
         """Return all counts as names and values."""
         kind = "pairs"
         if self.n_labels:
             kind = f"responses with a label, of which {self.n_bad:,} bad ({self.n_bad / self.n_labels:.0%})"
+
         rows = [
             ("preferences", f"{self.n_preferences:,} {kind}"),
             ("implicit prompts", f"{self.n_implicit:,}"),
@@ -96,14 +99,13 @@ class Pairs:
             ("without end token", f"{self.n_without_end:,} responses"),
             ("changed at the boundary", f"tokens of {self.n_boundary:,} preferences, compared with one text"),
         ]
+
+        # Objectives with sums of log-probs, and reward models, learn a difference in length.
         if self.lengths:
-            chosen, rejected = (fmean(each) for each in zip(*self.lengths, strict=True))
-            rows.append(
-                (
-                    "response tokens",
-                    f"chosen {chosen:.1f}, rejected {rejected:.1f}: {chosen - rejected:+.1f} on average",
-                )
-            )
+            chosen = fmean(n_chosen for n_chosen, _ in self.lengths)
+            rejected = fmean(n_rejected for _, n_rejected in self.lengths)
+            difference = f"{chosen - rejected:+.1f} on average"
+            rows.append(("response tokens", f"chosen {chosen:.1f}, rejected {rejected:.1f}: {difference}"))
         return rows
 
 
@@ -113,14 +115,14 @@ def preferences_of(samples: Sequence[Sample], *, reads_labels: bool, source: str
     Raises:
         DataPoolError: the pool has no preferences, or labels where pairs are needed.
     """
-    found: list[Preference] = []
+    preferences: list[Preference] = []
     for sample in samples:
         if not isinstance(sample, Preference):
             raise DataPoolError(f"{source} has prompts without preferences ({sample.id!r}); use the pool 'preferences'")
         if not reads_labels and (sample.chosen is None or sample.rejected is None):
             raise DataPoolError(f"{source} has responses with labels ({sample.id!r}); this objective needs pairs")
-        found.append(sample)
-    return found
+        preferences.append(sample)
+    return preferences
 
 
 def encode_pairs(
@@ -133,25 +135,33 @@ def encode_pairs(
         DataPoolError: a response or the prompt of a causal model has no tokens.
     """
     pairs = _counted(preferences)
-    given = [(sample, text) for sample in preferences for text in _texts(sample)]
-    responses = iter(encoder.responses(given))
-    full, ends = encoder.prompts(preferences, NO_LIMIT), {encoder.end_token_id}
+
+    # All texts in one call of the tokenizer, then in the order of the preferences again.
+    responses = iter(encoder.responses([(sample, text) for sample in preferences for text in _texts(sample)]))
+    prompts = encoder.prompts(preferences)
+    whole_prompts = encoder.prompts(preferences, NO_LIMIT)
+
+    # A conversation may end with another token than a text.
+    end_token_ids = {encoder.end_token_id}
     if any(sample.rendered_prompt is not None for sample in preferences):
-        ends.add(ChatTemplate(encoder.tokenizer).end_of_turn)
-    for sample, prompt, whole in zip(preferences, encoder.prompts(preferences), full, strict=True):
-        found = [next(responses) for _ in _texts(sample)]
-        _count_boundary(pairs, encoder, sample, whole, found)
-        prompt, kept = _fitted(encoder, sample, prompt, found, max_response_length)
-        _require_tokens(sample, prompt, kept, encoder.is_encoder_decoder)
-        pairs.n_cut_prompts += len(prompt) < len(whole)
-        for before, after in zip(found, kept, strict=True):
+        end_token_ids.add(ChatTemplate(encoder.tokenizer).end_of_turn)
+
+    for sample, prompt, whole_prompt in zip(preferences, prompts, whole_prompts, strict=True):
+        whole = [next(responses) for _ in _texts(sample)]  # one or two responses, not truncated
+        pairs.n_boundary += _differs_at_boundary(encoder, sample, whole_prompt, whole)
+        prompt, truncated = _fitted(encoder, sample, prompt, whole, max_response_length)
+        _require_tokens(sample, prompt, truncated, encoder.is_encoder_decoder)
+
+        pairs.n_cut_prompts += len(prompt) < len(whole_prompt)
+        for before, after in zip(whole, truncated, strict=True):
             pairs.n_cut_responses += len(after) < len(before)
-            # some models append a language token after the end token
-            pairs.n_without_end += not ends & set(after[-2:])
-        pairs.n_identical_when_cut += len(kept) == 2 and kept[0] == kept[1] and sample.chosen != sample.rejected
-        if len(kept) == 2:
-            pairs.lengths.append((len(kept[0]), len(kept[1])))
-        pairs.rows.append({"prompt": prompt, "responses": kept, "margin": sample.margin})
+            # Some models append a language token after the end token.
+            pairs.n_without_end += not end_token_ids & set(after[-2:])
+        if len(truncated) == 2:
+            chosen, rejected = truncated
+            pairs.n_identical_when_cut += chosen == rejected and sample.chosen != sample.rejected
+            pairs.lengths.append((len(chosen), len(rejected)))
+        pairs.rows.append({"prompt": prompt, "responses": truncated, "margin": sample.margin})
     return pairs
 
 
@@ -168,13 +178,21 @@ def encode_labels(
         DataPoolError: see `encode_pairs`.
     """
     pairs = encode_pairs(encoder, preferences, max_response_length)
-    of_preferences, pairs.rows = pairs.rows, []
+
+    # One row for each response: good ones are `chosen`, bad ones `rejected`.
     rows: list[Row] = []
-    for sample, row in zip(preferences, of_preferences, strict=True):
-        labels = [label for label, text in ((True, sample.chosen), (False, sample.rejected)) if text is not None]
+    for sample, row in zip(preferences, pairs.rows, strict=True):
+        labels = []
+        if sample.chosen is not None:
+            labels.append(True)
+        if sample.rejected is not None:
+            labels.append(False)
         for label, response in zip(labels, row["responses"], strict=True):
             rows.append({"prompt": row["prompt"], "responses": [response], "is_desirable": label})
-    pairs.n_labels, pairs.n_bad = len(rows), sum(not row["is_desirable"] for row in rows)
+    pairs.n_labels = len(rows)
+    pairs.n_bad = sum(not row["is_desirable"] for row in rows)
+
+    pairs.rows = []
     for row, index in zip(rows, _mismatched(rows), strict=True):
         other = rows[index]
         pairs.n_same_mismatched += other["prompt"] == row["prompt"]
@@ -184,17 +202,22 @@ def encode_labels(
 
 def _mismatched(rows: Sequence[Row]) -> list[int]:
     """Return for each row the next one with the same label and another prompt, else the next one in all."""
-    found = [(index + 1) % len(rows) for index in range(len(rows))]
+    mismatched = [(index + 1) % len(rows) for index in range(len(rows))]
     for label in (True, False):
         alike = [index for index, row in enumerate(rows) if row["is_desirable"] is label]
+        n = len(alike)
+
+        # Backwards, so that the next row with another prompt is known, in linear time: where the next row has the same
+        # prompt, it is the one of that row. Twice, since the first rows follow the last one.
         following = None
-        for place in reversed(range(2 * len(alike))):  # twice, since the first rows follow the last one
-            index, after = alike[place % len(alike)], alike[(place + 1) % len(alike)]
-            if rows[after]["prompt"] != rows[index]["prompt"]:
-                following = after
+        for position in reversed(range(2 * n)):
+            index = alike[position % n]
+            next_index = alike[(position + 1) % n]
+            if rows[next_index]["prompt"] != rows[index]["prompt"]:
+                following = next_index
             if following is not None:
-                found[index] = following
-    return found
+                mismatched[index] = following
+    return mismatched
 
 
 def encode_texts(
@@ -207,29 +230,38 @@ def encode_texts(
     Raises:
         DataPoolError: a text has no tokens.
     """
-    pairs, tokenizer = _counted(preferences), encoder.tokenizer
+    pairs = _counted(preferences)
+    tokenizer = encoder.tokenizer
     end = [tokenizer.eos_token_id] if append_eos else []
+    limit = encoder.max_length - len(end)
+
     for sample in preferences:
-        texts = [_whole(encoder, sample, text) for text in _texts(sample)]
-        kept = []
-        for ids in texts:
-            limit = encoder.max_length - len(end)
-            ids = ids[-limit:] if tokenizer.truncation_side == "left" and len(ids) > limit else ids[:limit]
-            kept.append(ids if ids[-1:] == end else [*ids, *end])
-        pairs.n_cut_responses += sum(len(ids) > encoder.max_length - len(end) for ids in texts)
-        pairs.n_identical_when_cut += kept[0] == kept[1] and sample.chosen != sample.rejected
-        pairs.lengths.append((len(kept[0]), len(kept[1])))
-        _require_tokens(sample, [0], kept, False)
-        whole: Row = {"prompt": [], "responses": kept, "margin": sample.margin}
-        pairs.rows.append(_divided(kept, sample.margin) if split_beginning else whole)
+        texts = []
+        for text in _texts(sample):
+            ids = _whole(encoder, sample, text)
+            pairs.n_cut_responses += len(ids) > limit
+            if len(ids) > limit:
+                ids = ids[-limit:] if tokenizer.truncation_side == "left" else ids[:limit]
+            # A chat template may have ended the text with this token.
+            texts.append(ids if ids[-1:] == end else [*ids, *end])
+        _require_tokens(sample, [0], texts, False)
+
+        chosen, rejected = texts
+        pairs.n_identical_when_cut += chosen == rejected and sample.chosen != sample.rejected
+        pairs.lengths.append((len(chosen), len(rejected)))
+        if split_beginning:
+            pairs.rows.append(_divided(texts, sample.margin))
+        else:
+            pairs.rows.append({"prompt": [], "responses": texts, "margin": sample.margin})
     return pairs
 
 
 def _divided(texts: list[list[int]], margin: float) -> Row:
     """Divide two texts at the end of their common beginning; both keep a token before and after it."""
-    n = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
-    n = max(min(n, min(map(len, texts)) - 1), 1)
+    n_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+    n = max(min(n_common, min(map(len, texts)) - 1), 1)
     row: Row = {"prompt": texts[0][:n], "responses": [ids[n:] for ids in texts], "margin": margin}
+    # Nothing in common: even the first tokens differ.
     if texts[0][:n] != texts[1][:n]:
         row["rejected_prompt"] = texts[1][:n]
     return row
@@ -237,13 +269,15 @@ def _divided(texts: list[list[int]], margin: float) -> Row:
 
 def _whole(encoder: ExampleEncoder, sample: Sample, response: str) -> list[int]:
     """Encode prompt and response as the reward `reward_model` does."""
-    tokenizer, is_plain = encoder.tokenizer, sample.rendered_prompt is None
-    if is_plain:
+    tokenizer = encoder.tokenizer
+    if sample.rendered_prompt is None:
         text = encoder.joined(sample.prompt_or_input_text, response)
-    else:
-        turns = [*(sample.messages or ()), {"role": "assistant", "content": response}]
-        text = ChatTemplate(tokenizer).render(turns, where=f"sample {sample.id!r}")
-    return list(tokenizer(text, add_special_tokens=is_plain, verbose=False)["input_ids"])
+        return list(tokenizer(text, verbose=False)["input_ids"])
+
+    # A chat template writes the special tokens itself.
+    turns = [*(sample.messages or ()), {"role": "assistant", "content": response}]
+    text = ChatTemplate(tokenizer).render(turns, where=f"sample {sample.id!r}")
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _texts(sample: Preference) -> list[str]:
@@ -260,17 +294,19 @@ def _counted(preferences: Sequence[Preference]) -> Pairs:
     )
 
 
-def _count_boundary(
-    pairs: Pairs, encoder: ExampleEncoder, sample: Preference, prompt: list[int], responses: Sequence[list[int]]
-) -> None:
-    """Count a preference whose tokens are others if prompt and response are encoded as one text."""
+def _differs_at_boundary(
+    encoder: ExampleEncoder, sample: Preference, prompt: list[int], responses: Sequence[list[int]]
+) -> bool:
+    """Return True if a response has other tokens where it is encoded with its prompt, as one text."""
+    # A seq2seq model and a chat template separate prompt and response.
     if encoder.is_encoder_decoder or sample.rendered_prompt is not None:
-        return
+        return False
     for text, ids in zip(_texts(sample), responses, strict=True):
-        whole = encoder.tokenizer(encoder.joined(sample.prompt_or_input_text, text), verbose=False)["input_ids"]
-        if whole != [*prompt, *(ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids)]:
-            pairs.n_boundary += 1
-            return
+        without_end = ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids
+        as_one_text = encoder.tokenizer(encoder.joined(sample.prompt_or_input_text, text), verbose=False)["input_ids"]
+        if as_one_text != [*prompt, *without_end]:
+            return True
+    return False
 
 
 def _fitted(
@@ -281,14 +317,18 @@ def _fitted(
     max_response_length: int | None,
 ) -> tuple[list[int], list[list[int]]]:
     """Truncate a prompt and its responses to the limits: first the prompt, down to one token, then the responses."""
+    # Prompt and response of a causal model share its positions, and at least the shortest prompt is left.
     limit = encoder.max_length
     if not encoder.is_encoder_decoder:
         limit -= min(len(prompt), encoder.shortest_prompt)
-    kept = [ids[: min(max_response_length or limit, limit)] for ids in responses]
-    room = encoder.max_length - max(map(len, kept))
+    n_response = min(max_response_length or limit, limit)
+    truncated = [ids[:n_response] for ids in responses]
+
+    # One prompt for both, which leaves room for the longer response: log-probs after two prompts cannot be compared.
+    room = encoder.max_length - max(map(len, truncated))
     if not encoder.is_encoder_decoder and len(prompt) > room:
         (prompt,) = encoder.prompts([sample], room)
-    return prompt, kept
+    return prompt, truncated
 
 
 def _require_tokens(

@@ -25,12 +25,20 @@ from rl4lms_like.data_pools.preferences import PROMPT
 from rl4lms_like.training.config.notices import Notice
 from rl4lms_like.training.config.run_config import PreferenceConfig, parse_config
 from rl4lms_like.training.config.yaml_file import apply_overrides, apply_values, read_yaml
-from rl4lms_like.training.preferences.pipeline_file import LoraBlock, ModelBlock, Pipeline, TrainingBlock
+from rl4lms_like.training.preferences.pipeline_file import (
+    LoraBlock,
+    ModelBlock,
+    Pipeline,
+    PostTrainingBlock,
+    TrainingBlock,
+)
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NAME = re.compile(r"(?!\.+$)[^/\\]+")
 _FAMILIES = {"CAUSAL_LM": "causal", "SEQ_2_SEQ_LM": "seq2seq"}
 _RENAMED_TRAINING = ("output_dir", "num_epochs", "max_seq_length", "max_prompt_length", "max_completion_length")
+_SAME_TRAINING = [field.name for field in dataclasses.fields(TrainingBlock) if field.name not in _RENAMED_TRAINING]
+_SAME_LORA = [field.name for field in dataclasses.fields(LoraBlock) if field.name != "task_type"]
 _OF_BEST = ("metric_for_best_model", "greater_is_better")
 
 SAME = {
@@ -42,17 +50,9 @@ SAME = {
     "dataset.split": "datapool.args.divided_split",
     "dataset.chat_template": "tokenizer.chat_template",
     "post_training.ref_model_id": "alg.args.reference_model",
-    **{
-        f"lora.{each.name}": f"alg.peft.{each.name}"
-        for each in dataclasses.fields(LoraBlock)
-        if each.name != "task_type"
-    },
+    **{f"lora.{key}": f"alg.peft.{key}" for key in _SAME_LORA},
     "training.num_epochs": "alg.training_args.num_train_epochs",
-    **{
-        f"training.{each.name}": f"alg.training_args.{each.name}"
-        for each in dataclasses.fields(TrainingBlock)
-        if each.name not in _RENAMED_TRAINING
-    },
+    **{f"training.{key}": f"alg.training_args.{key}" for key in _SAME_TRAINING},
     "finetuning.load_best_model_at_end": "alg.training_args.load_best_model_at_end",
     **{f"finetuning.{key}": f"alg.training_args.{key}" for key in _OF_BEST},
     "finetuning.early_stopping_patience": "alg.early_stopping_patience",
@@ -85,6 +85,7 @@ _HERE = {
     "peft.target_modules": "lora.target_modules",
 }
 """Text in messages of this library -> the same in terms of a pipeline file."""
+# Longest first, so that `alg.args.beta` is not replaced as `alg.args`.
 _OURS = re.compile(rf"(?<![\w.])({'|'.join(map(re.escape, sorted(_HERE, key=len, reverse=True)))})(?!\w)")
 
 
@@ -103,16 +104,17 @@ class ModelRun:
 
 def renamed(text: str, index: int) -> str:
     """Return a message about the model at `index`, with the keys of the file instead of those of our config."""
-    return _OURS.sub(lambda found: _HERE[found[0]].format(index=index), text)
+    return _OURS.sub(lambda match: _HERE[match[0]].format(index=index), text)
 
 
 def load_pipeline(
     path: str | Path, overrides: Sequence[str] = (), *, model_index: int | None = None
 ) -> tuple[Pipeline, list[ModelRun]]:
     """Read a pipeline file and apply overrides; see `parse_pipeline`."""
-    mapping, repeated = read_yaml(path, ", ".join(each.name for each in dataclasses.fields(Pipeline)))
+    block_names = ", ".join(field.name for field in dataclasses.fields(Pipeline))
+    mapping, repeated_keys = read_yaml(path, block_names)
     changed, issues = apply_overrides(mapping, overrides)
-    return parse_pipeline(changed, source=str(path), issues=repeated + issues, model_index=model_index)
+    return parse_pipeline(changed, source=str(path), issues=repeated_keys + issues, model_index=model_index)
 
 
 def parse_pipeline(
@@ -133,39 +135,61 @@ def parse_pipeline(
     Raises:
         ConfigError: lists all errors, with paths of the file.
     """
-    fields, wrong = check_arguments(Pipeline, mapping, "")
-    found, runs = [*issues, *secret_issues(mapping), *wrong], []
-    if not {"models", "dataset"} <= fields.keys():
-        raise ConfigError(without_values(mapping, list(dict.fromkeys(found))), source)
-    pipeline = Pipeline(**fields)
-    found += _conflicts(pipeline)
-    chosen = [index for index in range(len(pipeline.models)) if model_index in (None, index)]
-    if not chosen:
-        found.append(ConfigIssue("--model-index", f"expected at most {len(pipeline.models) - 1}, got {model_index}"))
-    notices = tuple(_notices(pipeline, mapping, source))
-    for index in chosen:
+    blocks, wrong = check_arguments(Pipeline, mapping, "")
+    all_issues = [*issues, *secret_issues(mapping), *wrong]
+    # Blocks without defaults: without them, there is no pipeline that could be checked further.
+    if not {"models", "dataset"} <= blocks.keys():
+        raise _config_error(mapping, all_issues, source)
+    pipeline = Pipeline(**blocks)
+    all_issues += _conflicts(pipeline)
+
+    indices = [index for index in range(len(pipeline.models)) if model_index in (None, index)]
+    if not indices:
+        message = f"expected at most {len(pipeline.models) - 1}, got {model_index}"
+        all_issues.append(ConfigIssue("--model-index", message))
+
+    # The rules of preference runs, whose messages are translated back. An error of `dataset` or `training` is one of
+    # every model, and then reported once.
+    notices = list(_notices(pipeline, mapping, source))
+    runs = []
+    for index in indices:
         model = pipeline.models[index]
         try:
             config = parse_config(translated(pipeline, model), source=source, data=True)
         except ConfigError as error:
-            found += [
-                ConfigIssue(*(renamed(text, index) for text in (each.path, each.message))) for each in error.issues
-            ]
+            for issue in error.issues:
+                all_issues.append(ConfigIssue(renamed(issue.path, index), renamed(issue.message, index)))
             continue
         assert isinstance(config, PreferenceConfig)
-        own = (Notice(renamed(each.path, index), renamed(each.message, index)) for each in config.notices)
-        runs.append(ModelRun(index, model.name, dataclasses.replace(config, notices=(*notices, *own))))
-    if found:
-        raise ConfigError(without_values(mapping, list(dict.fromkeys(found))), source)
+        notices_of_run = list(notices)
+        for notice in config.notices:
+            notices_of_run.append(Notice(renamed(notice.path, index), renamed(notice.message, index)))
+        runs.append(ModelRun(index, model.name, dataclasses.replace(config, notices=tuple(notices_of_run))))
+
+    if all_issues:
+        raise _config_error(mapping, all_issues, source)
     return pipeline, runs
+
+
+def _config_error(mapping: Mapping[str, Any], issues: Sequence[ConfigIssue], source: str) -> ConfigError:
+    """Return the error that lists each issue once, without the values of secrets."""
+    return ConfigError(without_values(mapping, list(dict.fromkeys(issues))), source)
 
 
 def translated(pipeline: Pipeline, model: ModelBlock) -> dict[str, Any]:
     """Return the mapping of the run of a model, in the format of this library."""
-    dataset, post, lora, training = pipeline.dataset, pipeline.post_training, pipeline.lora, pipeline.training
-    objective, (prompt_limit, response_limit) = post.objective, training.limits
-    given = dataclasses.asdict(pipeline)
-    values = {ours: at(given, theirs) for theirs, ours in SAME.items()}
+    dataset = pipeline.dataset
+    post = pipeline.post_training
+    lora = pipeline.lora
+    training = pipeline.training
+    prompt_limit, response_limit = training.limits
+    task_type = model.task_type or ("CAUSAL_LM" if lora is None else lora.task_type)
+    # Adapters have dropout, the rest of the model has none.
+    has_dropout = lora is not None and lora.lora_dropout > 0
+
+    # None stands for a key that is left out, so that the config's own default applies.
+    blocks = dataclasses.asdict(pipeline)
+    values = {ours: at(blocks, theirs) for theirs, ours in SAME.items()}
     values |= {
         "tokenizer.model_name": model.huggingface_id,
         "tokenizer.max_length": prompt_limit,
@@ -173,36 +197,68 @@ def translated(pipeline: Pipeline, model: ModelBlock) -> dict[str, Any]:
         f"datapool.args.{'path' if pipeline.is_file else 'dataset'}": dataset.name,
         "datapool.args.split_ratios": [1 - dataset.validation_split, dataset.validation_split, 0.0],
         "datapool.args.seed": pipeline.seed,
-        "alg.id": objective,
-        f"alg.args.{'odds_ratio_weight' if objective == 'orpo' else 'beta'}": post.beta,
+        "alg.id": post.objective,
+        f"alg.args.{'odds_ratio_weight' if post.objective == 'orpo' else 'beta'}": post.beta,
         "alg.args.max_response_length": response_limit,
-        "alg.args.dropout": "adapters" if lora is not None and lora.lora_dropout else None,
-        "alg.model_type": _FAMILIES[model.task_type or ("CAUSAL_LM" if lora is None else lora.task_type)],
+        "alg.args.dropout": "adapters" if has_dropout else None,
+        "alg.model_type": _FAMILIES[task_type],
         "alg.model_name": model.huggingface_id,
         "alg.generation_kwargs.max_new_tokens": response_limit,
         "alg.training_args.save_strategy": None if training.save_steps is None else "steps",
         "train_evaluation.eval_batch_size": training.per_device_eval_batch_size,
         "train_evaluation.generate": False,
     }
+
+    # In a pipeline file, the number of each process; in our configs, that of all processes together.
     for path in ("alg.training_args.per_device_train_batch_size", "alg.training_args.per_device_eval_batch_size"):
-        values[path] *= n_processes()  # in our configs, a number of all processes together
-    if objective == "dpo":
-        values |= {"alg.args.loss": post.loss_type, "alg.args.label_smoothing": post.label_smoothing}
-    if not post.needs_reference:
-        values["alg.args.reference_model"] = None
-    if dataset.prompt_column == PROMPT:
-        values["datapool.args.prompt_column"] = None  # the pool then accepts that there is no such column
+        values[path] *= n_processes()
+
+    if post.objective == "dpo":
+        values["alg.args.loss"] = post.loss_type
+        values["alg.args.label_smoothing"] = post.label_smoothing
+    left_out = _keys_left_out(pipeline)
+    set_values = {path: value for path, value in values.items() if value is not None and path not in left_out}
+    return apply_values({}, set_values, "")[0]
+
+
+def _keys_left_out(pipeline: Pipeline) -> set[str]:
+    """Return keys of our config that are not set, whatever the file has: they would be errors, or change the run."""
+    keys = set()
+
+    if not pipeline.post_training.needs_reference:
+        keys.add("alg.args.reference_model")
+    # With the default name, the pool accepts that there is no such column.
+    if pipeline.dataset.prompt_column == PROMPT:
+        keys.add("datapool.args.prompt_column")
     if pipeline.is_file:
-        values |= dict.fromkeys(("datapool.args.name", "datapool.args.divided_split"))
+        keys |= {"datapool.args.name", "datapool.args.divided_split"}
+    # Early stopping alone would make our config load the best model.
     if not pipeline.finetuning.load_best_model_at_end:
-        values |= dict.fromkeys(("alg.early_stopping_patience", *(f"alg.training_args.{key}" for key in _OF_BEST)))
-    return apply_values({}, {path: value for path, value in values.items() if value is not None}, "")[0]
+        keys.add("alg.early_stopping_patience")
+        keys |= {f"alg.training_args.{key}" for key in _OF_BEST}
+
+    return keys
 
 
 def _conflicts(pipeline: Pipeline) -> Iterator[ConfigIssue]:
     """Yield the errors in the combination of keys, and in values that a preference run cannot have."""
-    names = [model.name for model in pipeline.models]
-    for index, model in enumerate(pipeline.models):
+    yield from _model_conflicts(pipeline.models)
+    yield from _objective_conflicts(pipeline.post_training)
+
+    finetuning = pipeline.finetuning
+    if finetuning.load_best_model_at_end and not pipeline.dataset.validation_split:
+        text = "there is no validation to compare models; set dataset.validation_split above 0"
+        yield ConfigIssue("finetuning.load_best_model_at_end", text)
+    resume = finetuning.resume_from_checkpoint
+    if isinstance(resume, str):
+        text = f"to resume one run, use rl4lms-like train --resume {resume}; true resumes all, as --resume does"
+        yield ConfigIssue("finetuning.resume_from_checkpoint", text)
+
+
+def _model_conflicts(models: Sequence[ModelBlock]) -> Iterator[ConfigIssue]:
+    # A name is that of the folder of the model's run.
+    names = [model.name for model in models]
+    for index, model in enumerate(models):
         if not _NAME.fullmatch(model.name) or not model.name.isprintable():
             yield ConfigIssue(f"models.{index}.name", f"expected the name of a folder, got {model.name!r}")
         elif model.name in names[:index]:
@@ -211,7 +267,9 @@ def _conflicts(pipeline: Pipeline) -> Iterator[ConfigIssue]:
         if model.trust_remote_code:
             text = f"preference runs do not run code that comes with a model; remove it, or the model {model.name!r}"
             yield ConfigIssue(f"models.{index}.trust_remote_code", text)
-    post, resume = pipeline.post_training, pipeline.finetuning.resume_from_checkpoint
+
+
+def _objective_conflicts(post: PostTrainingBlock) -> Iterator[ConfigIssue]:
     if post.loss_type not in post.losses:
         text = f"{post.loss_type!r} contradicts method: {post.method}, which has {' or '.join(post.losses)}"
         yield ConfigIssue("post_training.loss_type", text)
@@ -222,42 +280,61 @@ def _conflicts(pipeline: Pipeline) -> Iterator[ConfigIssue]:
         yield ConfigIssue("post_training.use_ref_model", text)
     if post.ref_model_id is not None and not post.needs_reference:
         yield ConfigIssue("post_training.ref_model_id", f"{post.objective} has no reference model; remove it")
-    if pipeline.finetuning.load_best_model_at_end and not pipeline.dataset.validation_split:
-        text = "there is no validation to compare models; set dataset.validation_split above 0"
-        yield ConfigIssue("finetuning.load_best_model_at_end", text)
-    if isinstance(resume, str):
-        text = f"to resume one run, use rl4lms-like train --resume {resume}; true resumes all, as --resume does"
-        yield ConfigIssue("finetuning.resume_from_checkpoint", text)
 
 
 def _notices(pipeline: Pipeline, mapping: Mapping[str, Any], source: str) -> Iterator[Notice]:
     """Yield notices about keys of the file that are ignored, or limited by others."""
-    post, training, services = pipeline.post_training, pipeline.training, pipeline.logging.report_to
-    is_method = post.method not in (None, "dpo") and post.loss_type == "sigmoid"
-    is_last = not pipeline.finetuning.load_best_model_at_end and "without load_best_model_at_end"
-    visible = os.environ.get(VISIBLE)
-    ignored = {
-        "dataset.split": pipeline.is_file and "a file has no splits",
-        "dataset.subset": pipeline.is_file and "a file has no configurations",
-        "post_training.loss_type": is_method and f"method: {post.method} selects the objective",
-        "post_training.use_ref_model": not post.needs_reference and f"{post.objective} has no reference model",
-        "training.eval_steps": not pipeline.dataset.validation_split and "without dataset.validation_split",
-        "gpu.device_ids": visible not in (None, pipeline.gpu.visible) and f"{VISIBLE} is set to {visible!r}",
-        "gpu.use_ddp": is_distributed() and not pipeline.gpu.use_ddp and "torchrun has started several processes",
-        **dict.fromkeys((f"finetuning.{key}" for key in (*_OF_BEST, "early_stopping_patience")), is_last),
-        "logging.logging_dir": "tensorboard" not in services and "without tensorboard in report_to",
-        "logging.log_level": pipeline.logging.log_level == "debug" and "there are no messages below info",
-        "wandb.project_name": "wandb" not in services and "without wandb in logging.report_to",
-    }
-    for path, why in ignored.items():
-        if why and at(mapping, path) is not None:
-            yield Notice(path, f"ignored: {why}")
-    for path, limit in zip(("max_prompt_length", "max_completion_length"), training.limits, strict=True):
-        if at(mapping, f"training.{path}") is not None and limit < (getattr(training, path) or 0):
+    # Only about keys that the file has: a default that has no effect is no surprise.
+    for path, reason in _ignored_keys(pipeline).items():
+        if at(mapping, path) is not None:
+            yield Notice(path, f"ignored: {reason}")
+
+    training = pipeline.training
+    prompt_limit, response_limit = training.limits
+    limits = {"max_prompt_length": prompt_limit, "max_completion_length": response_limit}
+    for key, limit in limits.items():
+        if at(mapping, f"training.{key}") is not None and limit < (getattr(training, key) or 0):
             text = f"{limit} instead, since prompt and response have at most max_seq_length {training.max_seq_length}"
-            yield Notice(f"training.{path}", text)
+            yield Notice(f"training.{key}", text)
+
     n_gpus = len(pipeline.gpu.device_ids or ())
     if not is_distributed() and (n_gpus > 1 or pipeline.gpu.use_ddp):
-        n, path = n_gpus if n_gpus > 1 else "N", shlex.quote(source)
-        command = f"torchrun --nproc_per_node {n} -m rl4lms_like post-train --config {path}"
-        yield Notice("gpu", f"one process uses one GPU; to use several: {command}")
+        n_processes_shown = n_gpus if n_gpus > 1 else "N"
+        command = f"torchrun --nproc_per_node {n_processes_shown} -m rl4lms_like post-train --config"
+        yield Notice("gpu", f"one process uses one GPU; to use several: {command} {shlex.quote(source)}")
+
+
+def _ignored_keys(pipeline: Pipeline) -> dict[str, str]:
+    """Return the keys that have no effect with the other values of the file, and the reason for each."""
+    post = pipeline.post_training
+    ignored: dict[str, str] = {}
+    if pipeline.is_file:
+        ignored["dataset.split"] = "a file has no splits"
+        ignored["dataset.subset"] = "a file has no configurations"
+    if post.method not in (None, "dpo") and post.loss_type == "sigmoid":
+        ignored["post_training.loss_type"] = f"method: {post.method} selects the objective"
+    if not post.needs_reference:
+        ignored["post_training.use_ref_model"] = f"{post.objective} has no reference model"
+    if not pipeline.dataset.validation_split:
+        ignored["training.eval_steps"] = "without dataset.validation_split"
+
+    # The variable wins, since it is set outside of the file, as torchrun's number of processes is.
+    visible = os.environ.get(VISIBLE)
+    if visible not in (None, pipeline.gpu.visible):
+        ignored["gpu.device_ids"] = f"{VISIBLE} is set to {visible!r}"
+    if is_distributed() and not pipeline.gpu.use_ddp:
+        ignored["gpu.use_ddp"] = "torchrun has started several processes"
+
+    # Without the best model, the final model is the last one.
+    if not pipeline.finetuning.load_best_model_at_end:
+        for key in (*_OF_BEST, "early_stopping_patience"):
+            ignored[f"finetuning.{key}"] = "without load_best_model_at_end"
+
+    services = pipeline.logging.report_to
+    if "tensorboard" not in services:
+        ignored["logging.logging_dir"] = "without tensorboard in report_to"
+    if pipeline.logging.log_level == "debug":
+        ignored["logging.log_level"] = "there are no messages below info"
+    if "wandb" not in services:
+        ignored["wandb.project_name"] = "without wandb in logging.report_to"
+    return ignored

@@ -106,6 +106,7 @@ class PostTrainingBlock:
     @property
     def needs_reference(self) -> bool:
         """True if the objective has a reference model."""
+        # The class has it: no arguments are needed.
         arguments: Any = OBJECTIVES.signature(self.objective)
         return bool(arguments.needs_reference)
 
@@ -188,9 +189,11 @@ class TrainingBlock:
     @property
     def limits(self) -> tuple[int, int]:
         """Maximum numbers of tokens of a prompt and of a response; responses are truncated last."""
-        asked = self.max_completion_length or min(LONGEST_RESPONSE, self.max_seq_length // 2)
-        response = min(asked, self.max_seq_length - 1)
-        return min(self.max_prompt_length, self.max_seq_length - response), response
+        configured = self.max_completion_length or min(LONGEST_RESPONSE, self.max_seq_length // 2)
+        # At least one token of the prompt is left, and a prompt is truncated before a response is.
+        response = min(configured, self.max_seq_length - 1)
+        prompt = min(self.max_prompt_length, self.max_seq_length - response)
+        return prompt, response
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,9 +60,11 @@ def unknown_embedded_model(name: str) -> str:
     """Return the error message for a name that no embedded model has."""
     if name == TINY_MODEL:
         return f"{name!r} is described by the block `tiny_model` of an RL config, which is missing"
-    known = [each.removeprefix(PREFIX) for each in (*NAMES, TINY_MODEL)]
-    near = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
-    hint = f"did you mean {PREFIX + near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
+
+    # Compared without the prefix, which would make all names alike.
+    known = [known_name.removeprefix(PREFIX) for known_name in (*NAMES, TINY_MODEL)]
+    close_matches = difflib.get_close_matches(name.removeprefix(PREFIX), known, n=1)
+    hint = f"did you mean {PREFIX + close_matches[0]!r}?" if close_matches else f"there are {', '.join(NAMES)}"
     return f"no embedded model has the name {name!r}; {hint}"
 
 
@@ -74,8 +76,10 @@ def with_embedded_models(config: Config) -> Config:
         ModelError: no embedded model has a name, or the cache cannot be read or written.
     """
 
-    @functools.cache  # the data pool is prepared once
+    # Cached, so that the data pool is prepared once for all names of `embedded/tiny_model`.
+    @functools.cache
     def folder_of(name: str) -> str:
+        # Supervised and preference configs have no such block.
         if name == TINY_MODEL and getattr(config, "tiny_model", None) is not None:
             return str(_tiny_model(config))
         return str(embedded_model(name))
@@ -87,12 +91,16 @@ def _replaced(value: Any, folder_of: Callable[[str], str]) -> Any:
     """Return a value with `folder_of(name)` in place of each name of an embedded model."""
     if is_embedded(value):
         return folder_of(value)
+
+    # `replace` checks the values of a frozen dataclass again, as its constructor did.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **_replaced(fields, folder_of))
     if isinstance(value, Mapping):
         return {key: _replaced(item, folder_of) for key, item in value.items()}
-    return [_replaced(item, folder_of) for item in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_replaced(item, folder_of) for item in value]
+    return value
 
 
 def embedded_model(name: str) -> Path:
@@ -104,7 +112,7 @@ def embedded_model(name: str) -> Path:
     if name not in NAMES:
         raise ModelError(unknown_embedded_model(name))
     family, _, texts = name.removeprefix(PREFIX).partition("-")
-    return _created(name, f"{family}-{texts}", lambda place: _make(family, texts, place))
+    return _created(name, f"{family}-{texts}", lambda folder: _make(family, texts, folder))
 
 
 def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
@@ -114,12 +122,14 @@ def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
         ModelError: the cache cannot be read or written.
     """
     folder = cache_folder() / f"{folder_name}-v{VERSION}"
+
     try:
         if not (folder / "config.json").is_file():
             print(f"creating {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
             _make_atomically(folder, make)
+        # The cache may be another user's, whose files this user may not read: better an error here, with a way out.
         for file in folder.iterdir():
-            file.open("rb").close()  # files of another user may not be readable
+            file.open("rb").close()
     except OSError as error:
         message = f"cannot create or read {name} in {folder.parent}: {error}; set RL4LMS_LIKE_HOME to another folder"
         raise ModelError(message) from error
@@ -132,12 +142,14 @@ def cache_folder() -> Path:
     Raises:
         ModelError: the folder is in a home directory that is unknown.
     """
-    own = os.environ.get("RL4LMS_LIKE_HOME")
+    configured = os.environ.get("RL4LMS_LIKE_HOME")
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(own or Path(cache) / "rl4lms_like")
+    folder = Path(configured or Path(cache) / "rl4lms_like")
+
+    # In some containers, the user has no entry in the system, and so no home directory.
     try:
         return folder.expanduser() / "embedded"
-    except RuntimeError as error:  # the user has no entry in the system, as in some containers
+    except RuntimeError as error:
         message = f"no folder for embedded models: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
         raise ModelError(message) from error
 
@@ -146,14 +158,16 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
     """Create a folder completely or not at all; if several processes create it at once, the first to finish wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as place:
-        made = Path(place) / folder.name  # only the user can read `place` itself
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        # A folder within it, because only its owner can read a temporary folder itself.
+        new_folder = Path(temporary) / folder.name
         try:
-            made.mkdir()
-            make(made)
-            share_permissions(made)
-            made.rename(folder)
+            new_folder.mkdir()
+            make(new_folder)
+            share_permissions(new_folder)
+            new_folder.rename(folder)
         except OSError:
+            # It cannot replace a folder that is not empty: another process was faster, and its model is the same.
             if not (folder / "config.json").is_file():
                 raise
 
@@ -164,10 +178,13 @@ def _make(family: Any, texts: str, folder: Path) -> None:
     if texts == "films":
         warm_start.make_warm_start(folder, warm_start.WarmStartSettings(family=family))
         return
-    words = [str(number) for number in range(N_NUMBERS)] if texts == "numbers" else [*"0123456789-", " "]
-    tokenizer = warm_start.make_word_tokenizer(words, separated=texts == "numbers")
+
+    # Vocabulary: the 50 numbers, or 12 characters, and the special token.
+    has_numbers = texts == "numbers"
+    words = [str(number) for number in range(N_NUMBERS)] if has_numbers else [*"0123456789-", " "]
+    tokenizer = warm_start.make_word_tokenizer(words, separated=has_numbers)
     model = warm_start.make_model(tokenizer, family=family)
-    if texts == "numbers":
+    if has_numbers:
         warm_start.train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -180,9 +197,10 @@ def numbers_that_often_grow(n: int, seed: int = 0) -> list[str]:
     for _ in range(n):
         numbers = [rng.randrange(N_NUMBERS)]
         while len(numbers) < 24:
-            following = numbers[-1] + rng.randint(1, 4)
-            grows = rng.random() < 0.6 and following < N_NUMBERS
-            numbers.append(following if grows else rng.randrange(N_NUMBERS))
+            larger = numbers[-1] + rng.randint(1, 4)
+            # The largest numbers have no larger word.
+            grows = rng.random() < 0.6 and larger < N_NUMBERS
+            numbers.append(larger if grows else rng.randrange(N_NUMBERS))
         texts.append(" ".join(map(str, numbers)))
     return texts
 
@@ -236,8 +254,12 @@ def _tiny_model(config: Any) -> Path:
     pairs = [(sample.prompt_or_input_text, sample.references[0]) for sample, _ in pool if sample.references]
     if not pairs:
         raise DataPoolError("no sample of the split 'train' has a reference, on which tiny_model could be trained")
+
+    # The folder has the digest of everything that determines the weights, so that a changed config gets another model.
     digest = hashlib.sha256(json.dumps([asdict(config.tiny_model), pairs]).encode()).hexdigest()[:16]
-    return _created(TINY_MODEL, f"tiny_model-{digest}", lambda place: _make_tiny_model(place, config.tiny_model, pairs))
+    return _created(
+        TINY_MODEL, f"tiny_model-{digest}", lambda folder: _make_tiny_model(folder, config.tiny_model, pairs)
+    )
 
 
 def _make_tiny_model(folder: Path, settings: TinyModelConfig, pairs: Sequence[Pair]) -> None:
@@ -248,10 +270,14 @@ def _make_tiny_model(folder: Path, settings: TinyModelConfig, pairs: Sequence[Pa
     """
     from rl4lms_like.training.small_models.warm_start import make_spelling_tokenizer, train_and_save
 
+    # Tokens of prompt and answer, and the end token.
     tokenizer = make_spelling_tokenizer([prompt for prompt, _ in pairs])
-    needed = max(sum(len(tokenizer(text)["input_ids"]) for text in pair) + 1 for pair in pairs)
-    if needed > settings.n_positions:
-        text = f"prompt, response and end token need up to {needed} positions, the model has {settings.n_positions}"
+    n_needed = 0
+    for prompt, answer in pairs:
+        n_tokens = len(tokenizer(prompt)["input_ids"]) + len(tokenizer(answer)["input_ids"]) + 1
+        n_needed = max(n_needed, n_tokens)
+    if n_needed > settings.n_positions:
+        text = f"prompt, response and end token need up to {n_needed} positions, the model has {settings.n_positions}"
         raise ConfigError([ConfigIssue("tiny_model.n_positions", text)])
     texts = partly_wrong(pairs, settings.steps * settings.batch_size, settings.wrong_answers, settings.seed)
     train_and_save(folder, tokenizer, settings, texts)
@@ -260,5 +286,11 @@ def _make_tiny_model(folder: Path, settings: TinyModelConfig, pairs: Sequence[Pa
 def partly_wrong(pairs: Sequence[Pair], n: int, wrong: float, seed: int) -> list[Pair]:
     """Draw `n` pairs with replacement; each has the answer of another random pair with probability `wrong`."""
     rng = random.Random(f"{seed}-pairs")
+    # All pairs first, then the wrong answers: another order would draw other numbers, and change the model of a seed.
     drawn = [rng.choice(pairs) for _ in range(n)]
-    return [(prompt, rng.choice(pairs)[1] if rng.random() < wrong else answer) for prompt, answer in drawn]
+    result = []
+    for prompt, answer in drawn:
+        if rng.random() < wrong:
+            answer = rng.choice(pairs)[1]
+        result.append((prompt, answer))
+    return result

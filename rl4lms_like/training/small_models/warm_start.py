@@ -75,8 +75,13 @@ def make_tokenizer(texts: Sequence[str], vocab_size: int = 1024) -> PreTrainedTo
     merges, whole words halve the vocabulary that a given corpus needs, and prevent a small model from joining word
     pieces to words that do not exist.
     """
-    counts = Counter(word for text in texts for word in _words(text))
-    words = sorted((word for word in counts if len(word) > 1), key=lambda word: (-counts[word], word))
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_words(text))
+
+    # Single bytes are tokens already. Words of equal frequency in the order of the alphabet, for equal ids in each run.
+    words = [word for word in counts if len(word) > 1]
+    words.sort(key=lambda word: (-counts[word], word))
     return _byte_level(words[: max(0, vocab_size - len(_BYTES))])
 
 
@@ -86,7 +91,9 @@ def make_spelling_tokenizer(texts: Sequence[str]) -> PreTrainedTokenizerFast:
     These are the words of an instruction. Names and numbers, which vary, are spelled in bytes: a model can learn to add
     digits or to reverse letters.
     """
-    counts = Counter(word for text in texts for word in set(_words(text)) if not any(map(str.isdigit, word)))
+    counts: Counter[str] = Counter()  # of texts with the word
+    for text in texts:
+        counts.update(word for word in set(_words(text)) if not any(map(str.isdigit, word)))
     return _byte_level(sorted(word for word in counts if len(word) > 1 and 10 * counts[word] >= len(texts)))
 
 
@@ -102,6 +109,7 @@ def _words(text: str) -> list[str]:
 def _byte_level(words: Iterable[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer for these words; all others are encoded as bytes."""
     ids = {token: id for id, token in enumerate([*_BYTES, *words])}
+    # Without merges, a word is one token if it is in the vocabulary, and bytes otherwise.
     backend = Tokenizer(models.BPE(vocab=ids, merges=[], ignore_merges=True))
     backend.pre_tokenizer = _SPLIT
     backend.decoder = decoders.ByteLevel()
@@ -117,10 +125,11 @@ def make_word_tokenizer(words: Sequence[str], *, separated: bool = True) -> PreT
     """
     vocabulary = {token: id for id, token in enumerate([SPECIAL_TOKEN, *words])}
     backend = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token=SPECIAL_TOKEN))
-    backend.pre_tokenizer = (
-        pre_tokenizers.WhitespaceSplit() if separated else pre_tokenizers.Split(Regex("."), "isolated")
-    )
-    if not separated:
+    # Without a decoder, tokens are joined by spaces; characters are joined by nothing.
+    if separated:
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
         backend.decoder = decoders.Fuse()
     return _with_special_token(backend)
 
@@ -149,17 +158,27 @@ def make_model(
 
     T5 has `n_layer` encoder and as many decoder layers; its positions are relative, so `n_positions` is only recorded.
     """
-    own: dict[str, Any] = {"vocab_size": len(tokenizer), "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    own["n_positions"] = n_positions
+    # The special token, id 0, begins, ends and pads.
+    arguments: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+        "n_positions": n_positions,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if family == "gpt2":  # GPT-2's activation in one kernel; its initial scale, 0.02, is for a width of 768
-            own |= {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head}
-            own |= {"initializer_range": 0.1, "activation_function": "gelu_pytorch_tanh"}
-            return GPT2LMHeadModel(GPT2Config(**own, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-        own |= {"num_layers": n_layer, "num_decoder_layers": n_layer, "num_heads": n_head, "dropout_rate": 0.0}
-        own |= {"d_model": n_embd, "d_ff": 4 * n_embd, "d_kv": n_embd // n_head, "decoder_start_token_id": 0}
-        return T5ForConditionalGeneration(T5Config.from_dict(own))
+
+        # GPT-2's activation in one kernel. Its own initial scale, 0.02, is for a width of 768.
+        if family == "gpt2":
+            arguments |= {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_head}
+            arguments |= {"initializer_range": 0.1, "activation_function": "gelu_pytorch_tanh"}
+            arguments |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+            return GPT2LMHeadModel(GPT2Config(**arguments))
+
+        arguments |= {"num_layers": n_layer, "num_decoder_layers": n_layer, "num_heads": n_head, "dropout_rate": 0.0}
+        arguments |= {"d_model": n_embd, "d_ff": 4 * n_embd, "d_kv": n_embd // n_head, "decoder_start_token_id": 0}
+        return T5ForConditionalGeneration(T5Config.from_dict(arguments))
 
 
 def train_language_model(
@@ -179,11 +198,14 @@ def train_language_model(
     and the end token; of a pair, only over those of the response. A batch has texts of similar length.
     """
     examples = _examples(model, tokenizer, texts, seed)
-    warm_up = max(1, steps // 16)
+
+    # Warm-up over the first sixteenth of the steps; both factors apply there.
+    n_warm_up = max(1, steps // 16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warm_up, 1.0) * (1 - step / steps)
+        optimizer, lambda step: min((step + 1) / n_warm_up, 1.0) * (1 - step / steps)
     )
+
     model.train()
     with one_thread():
         for batch in islice(_batches(examples, batch_size, seed), steps):
@@ -224,43 +246,65 @@ def _examples(
     texts: Sequence[str] | Sequence[tuple[str, str]],
     seed: int,
 ) -> list[Example]:
+    # Each target ends with the special token, id 0. Pairs: only the response is learned.
     if isinstance(texts[0], tuple):
-        prompts, responses = (tokenizer(list(column))["input_ids"] for column in zip(*texts, strict=True))
+        prompt_texts, response_texts = zip(*texts, strict=True)
+        prompts = tokenizer(list(prompt_texts))["input_ids"]
+        responses = tokenizer(list(response_texts))["input_ids"]
         return [(prompt, [*response, 0]) for prompt, response in zip(prompts, responses, strict=True)]
     if not model.config.is_encoder_decoder:
         return [([], [*ids, 0]) for ids in tokenizer(list(texts))["input_ids"]]
+
+    # An encoder-decoder reads the first 5 to 7 words. The words after them begin with a space, as within a text.
     rng = random.Random(f"{seed}-prompts")
-    prompts, rests = zip(*(split_opinion(str(text), rng.randint(5, 7)) for text in texts), strict=True)
-    read = tokenizer(list(prompts))["input_ids"]
-    written = tokenizer([f" {rest}" for rest in rests])["input_ids"]
-    return [(prompt, [*rest, 0]) for prompt, rest in zip(read, written, strict=True)]
+    beginnings = []
+    continuations = []
+    for text in texts:
+        beginning, continuation = split_opinion(str(text), rng.randint(5, 7))
+        beginnings.append(beginning)
+        continuations.append(f" {continuation}")
+    prompts = tokenizer(beginnings)["input_ids"]
+    targets = tokenizer(continuations)["input_ids"]
+    return [(prompt, [*target, 0]) for prompt, target in zip(prompts, targets, strict=True)]
 
 
 def _batches(examples: Sequence[Example], batch_size: int, seed: int) -> Iterator[list[Example]]:
     """Yield endless epochs of batches of examples with similar lengths."""
     rng = random.Random(f"{seed}-batches")
+    pool_size = 50 * batch_size
     while True:
         shuffled = rng.sample(examples, len(examples))
-        pools = (shuffled[start : start + 50 * batch_size] for start in range(0, len(shuffled), 50 * batch_size))
-        by_length = [sorted(pool, key=lambda example: len(example[1])) for pool in pools]
-        batches = [pool[start : start + batch_size] for pool in by_length for start in range(0, len(pool), batch_size)]
+
+        # Sorted within pools of 50 batches: little padding, but other batches in each epoch.
+        batches = []
+        for pool_start in range(0, len(shuffled), pool_size):
+            pool = sorted(shuffled[pool_start : pool_start + pool_size], key=lambda example: len(example[1]))
+            for start in range(0, len(pool), batch_size):
+                batches.append(pool[start : start + batch_size])
+
+        # Otherwise short texts would come first in each pool.
         rng.shuffle(batches)
         yield from batches
 
 
 def _losses(model: PreTrainedModel, batch: Sequence[Example]) -> torch.Tensor:
     """Return the negative log-likelihood `[n_tokens]` of the target tokens in nats. Padding is on the right."""
+    # ids, mask [n, length] of the targets, and logits [n, length, vocab] that predict them.
     if model.config.is_encoder_decoder:
-        ids, mask = padded([written for _, written in batch])
-        prompt_ids, prompt_mask = padded([read for read, _ in batch])
+        ids, mask = padded([target for _, target in batch])
+        prompt_ids, prompt_mask = padded([prompt for prompt, _ in batch])
         start = torch.full_like(ids[:, :1], model.config.decoder_start_token_id)
         inputs = torch.cat([start, ids[:, :-1]], dim=1)
         logits = model(input_ids=prompt_ids, attention_mask=prompt_mask.long(), decoder_input_ids=inputs).logits
     else:
-        ids, mask = padded([[*read, *written] for read, written in batch])
-        mask &= torch.arange(ids.shape[1]) >= torch.tensor([len(read) for read, _ in batch])[:, None]
+        # Padding on the right is after all real tokens, which therefore never attend to it: no mask is needed.
+        ids, mask = padded([[*prompt, *target] for prompt, target in batch])
+        prompt_lengths = torch.tensor([len(prompt) for prompt, _ in batch])
+        mask &= torch.arange(ids.shape[1]) >= prompt_lengths[:, None]
         logits = model(input_ids=ids[:, :-1]).logits
-        ids, mask = ids[:, 1:], mask[:, 1:]
+        ids = ids[:, 1:]
+        mask = mask[:, 1:]
+
     return F.cross_entropy(logits[mask], ids[mask], reduction="none")
 
 
@@ -270,18 +314,21 @@ def make_warm_start(folder: str | Path, settings: WarmStartSettings | None = Non
     Returns:
         Its perplexity per token on held-out texts.
     """
-    folder, settings = Path(folder), settings or WarmStartSettings()
-    # the settings, and the hash of the grammar that generates the texts
-    own = {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
+    folder = Path(folder)
+    settings = settings or WarmStartSettings()
+    # Everything that determines the weights: the settings, and the grammar that generates the texts.
+    expected = {**asdict(settings), "grammar": hashlib.sha256(TABLE.encode()).hexdigest()}
     file = folder / RECORD
     record = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if record.get("settings") != own:
+
+    # The record is removed first and written last, so that it is never beside another model, or an incomplete one.
+    if record.get("settings") != expected:
         file.unlink(missing_ok=True)
         texts = film_opinions(settings.n_texts, settings.seed)
         tokenizer = make_tokenizer(texts, settings.vocab_size)
         model = train_and_save(folder, tokenizer, settings, texts)
         held_out = film_opinions(settings.n_held_out, settings.seed, split="val")
-        record = {"settings": own, "perplexity": perplexity(model, tokenizer, held_out)}
+        record = {"settings": expected, "perplexity": perplexity(model, tokenizer, held_out)}
         write_whole(file, json.dumps(record, indent=2) + "\n")
     return float(record["perplexity"])
 

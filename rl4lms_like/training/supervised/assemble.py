@@ -91,45 +91,53 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
     """
     ranks = ranks or Ranks()
-    found = prepare(config, ranks)
-    config, encoder, samples = found.config, found.encoder, found.samples
+    prepared = prepare(config, ranks)
+    config = prepared.config
+    encoder = prepared.encoder
+    samples = prepared.samples
+    # Only texts are evaluated on `test`, so it needs no examples.
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     check_best_metric(config, samples["val"])
-    model = load_model(auto_class_of(found.model_config), config.alg.model_name, dropout=True)[0]
+
+    # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
+    model = load_model(auto_class_of(prepared.model_config), config.alg.model_name, dropout=True)[0]
     add_adapters(model, config, dropout=True)
     set_n_threads(config, model)
-    start = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
+
+    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
+    pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
     arguments = make_training_arguments(config, "checkpoints")
     objective = CrossEntropy(
-        ExampleCollator(TextLayout(encoder.tokenizer, 1, 1).pad_token_id, start),
+        ExampleCollator(pad_token_id, start_token_id),
         is_encoder_decoder=encoder.is_encoder_decoder,
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
     )
     objective.ranks = ranks
+
     return SupervisedRun(
-        config,
-        encoder.tokenizer,
-        samples,
-        examples,
-        model,
-        objective,
-        found.components.metrics,
-        make_generator(model, config) if config.train_evaluation.generate else None,
-        encoder.max_prompt_length,
-        found.ends,
-        found.components.post_processor,
+        config=config,
+        tokenizer=encoder.tokenizer,
+        samples=samples,
+        examples=examples,
+        model=model,
+        objective=objective,
+        metrics=prepared.components.metrics,
+        generator=make_generator(model, config) if config.train_evaluation.generate else None,
+        max_prompt_length=encoder.max_prompt_length,
+        eos_token_ids=prepared.eos_token_ids,
+        post_processor=prepared.components.post_processor,
         ranks=ranks,
     )
 
 
 class Prepared(NamedTuple):
-    """Parts of a supervised or preference run that exist before its model is loaded."""
+    """Objects of a supervised or preference run that exist before its model is loaded."""
 
     config: Any  # with a folder in place of each embedded model
     components: Components
     model_config: PretrainedConfig
-    ends: list[int]  # tokens that end a response
+    eos_token_ids: list[int]  # tokens that end a response
     encoder: ExampleEncoder
     samples: dict[str, list[Sample]]  # of all splits
 
@@ -141,16 +149,23 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     """
     set_n_threads(config)
     check_settings(config)
+    # The main process creates embedded models that do not exist yet; the others find them in the cache.
     with ranks.main_first():
         config = with_embedded_models(config)
-    set_random_seed(config.seed)  # user components may use the global generators
+
+    # Components of users may use the global generators.
+    set_random_seed(config.seed)
     components = build_components(config)
-    model_config, ends, encoder = load_encoder(config)
+    model_config, eos_token_ids, encoder = load_encoder(config)
+
+    # Before the data, which may take long: missing weights are known from the file headers.
     check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
-    samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
+    samples = {}
+    for split, pool in pools.items():
+        samples[split] = [sample for sample, _ in pool]
     check_references(config, components, samples)
-    return Prepared(config, components, model_config, ends, encoder, samples)
+    return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 
 def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
@@ -159,10 +174,12 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
     Raises:
         ModelError: `peft` does not fit the model.
     """
-    if config.alg.peft is not None:
-        refuse_unknown_layers([model], config.alg.peft)
-        with seeded(derived_seed(config.seed, "adapters"), model.device):
-            add_lora(model, config.alg.peft, dropout=dropout)
+    if config.alg.peft is None:
+        return
+    refuse_unknown_layers([model], config.alg.peft)
+    # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
+    with seeded(derived_seed(config.seed, "adapters"), model.device):
+        add_lora(model, config.alg.peft, dropout=dropout)
 
 
 def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
@@ -175,6 +192,9 @@ def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerat
     )
 
 
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
 def check_settings(config: OfflineConfig) -> None:
     """Check the settings that need torch and transformers, before anything is loaded.
 
@@ -182,11 +202,15 @@ def check_settings(config: OfflineConfig) -> None:
         ConfigError: lists every error.
     """
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
-    devices = supervised_device_issues(config.device)
     issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
-    issues += [*lora_conflicts(config.alg.peft, "alg.peft"), *devices]
+    issues += lora_conflicts(config.alg.peft, "alg.peft")
+    device_errors = supervised_device_issues(config.device)
+    issues += device_errors
+
+    # A wrong device would hide errors in the other arguments, so these are then checked for the CPU.
+    checkable = replace(config, device="cpu") if device_errors else config
     try:
-        make_training_arguments(replace(config, device="cpu") if devices else config, "checkpoints")
+        make_training_arguments(checkable, "checkpoints")
     except ConfigError as error:
         issues += error.issues
     if issues:
@@ -196,10 +220,35 @@ def check_settings(config: OfflineConfig) -> None:
 def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIssue]:
     """Return the errors in the device of a supervised run; those on every machine only, if `here` is False."""
     issues = device_issues(device, here=False)
-    if not issues and device != "auto" and torch.device(device).index:
+    if issues:
+        return issues
+
+    # `TrainingArguments` has no setting for another GPU.
+    if device != "auto" and torch.device(device).index:
         text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
-        issues = [ConfigIssue("device", text)]
-    return issues or (device_issues(device) if here else [])
+        return [ConfigIssue("device", text)]
+    return device_issues(device) if here else []
+
+
+def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
+    """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
+    metric = make_training_arguments(config, "checkpoints").metric_for_best_model
+    if metric is None:
+        return
+
+    text = None
+    if not samples:
+        text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
+    elif metric in ("loss", "eval_loss"):
+        # Labelled responses have no references, but a loss.
+        has_loss = any(sample.references or isinstance(sample, Preference) for sample in samples)
+        if not has_loss:
+            text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
+    if text is not None:
+        raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
+
+
+# --- tokenizer and lengths --------------------------------------------------------------------------------------------
 
 
 def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
@@ -210,28 +259,34 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
     if family != config.alg.model_type:
         text = f"{model_name!r} is a {family} model: write {family}, or name another model"
         raise ConfigError([ConfigIssue("alg.model_type", text)])
+
     tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
     template = chat_template_of(config.tokenizer, tokenizer)
-    ends = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
-    return model_config, ends, example_encoder(config, tokenizer, model_config, ends)
+    eos_token_ids = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
+    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids)
 
 
 def example_encoder(
-    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, ends: list[int]
+    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, eos_token_ids: list[int]
 ) -> ExampleEncoder:
     """Create the encoder of examples, within the length limits of tokenizer and model.
 
     Raises:
         ConfigError: the responses leave no room for a prompt.
     """
-    limit, own_end = token_limit(tokenizer, model_config), tokenizer.eos_token_id
+    limit = token_limit(tokenizer, model_config)
+    # A model must learn to end with a token at which generation stops; not every tokenizer names one.
+    end_token_id = tokenizer.eos_token_id
+    if end_token_id is None:
+        end_token_id = next(iter(eos_token_ids), None)
+
     return ExampleEncoder(
         tokenizer=tokenizer,
         is_encoder_decoder=bool(model_config.is_encoder_decoder),
         max_prompt_length=max_prompt_length(config, limit),
         max_length=limit,
-        end_token_id=own_end if own_end is not None else next(iter(ends), None),
+        end_token_id=end_token_id,
         separator=config.alg.separator,
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
     )
@@ -239,35 +294,29 @@ def example_encoder(
 
 def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
     """Return the largest number of tokens that both the tokenizer and the model accept."""
+    # T5 has relative positions, and no such attribute.
     positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
     return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
 
 
 def max_prompt_length(config: OfflineConfig, limit: int) -> int:
     """Return the largest prompt length in tokens, such that a causal model's response fits after it within `limit`."""
-    asked = min(config.tokenizer.max_length or limit, limit)
+    # The decoder of a seq2seq model has positions of its own.
+    configured = min(config.tokenizer.max_length or limit, limit)
     if config.alg.model_type == "seq2seq" or limit == NO_LIMIT:
-        return asked
-    response = generate_arguments(
+        return configured
+
+    generation = generate_arguments(
         config.alg.generation_kwargs, max_new_tokens=None, eos_token_ids=(), is_encoder_decoder=False
-    )["max_new_tokens"]
-    if response >= limit:
-        text = f"responses of {response} tokens leave no room for a prompt: the model takes {limit} in total"
+    )
+    n_response = generation["max_new_tokens"]
+    if n_response >= limit:
+        text = f"responses of {n_response} tokens leave no room for a prompt: the model takes {limit} in total"
         raise ConfigError([ConfigIssue("alg.generation_kwargs.max_new_tokens", text)])
-    return int(min(asked, limit - response))
+    return int(min(configured, limit - n_response))
 
 
-def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
-    """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
-    wanted, text = make_training_arguments(config, "checkpoints").metric_for_best_model, None
-    if wanted is not None and not samples:
-        text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
-    elif wanted in ("loss", "eval_loss") and not any(
-        sample.references or isinstance(sample, Preference) for sample in samples
-    ):
-        text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
-    if text is not None:
-        raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
+# --- the plan of a run, for `check` -----------------------------------------------------------------------------------
 
 
 def config_to_plan(config: Offline) -> Offline:
@@ -276,7 +325,8 @@ def config_to_plan(config: Offline) -> Offline:
     Raises:
         ConfigError: settings have errors.
     """
-    if not supervised_device_issues(config.device, here=False):  # the device may exist on another machine
+    # The device may exist on another machine only.
+    if not supervised_device_issues(config.device, here=False):
         config = replace(config, device="cpu")
     check_settings(config)
     return with_embedded_models(config)
@@ -294,10 +344,12 @@ def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
     """Return the schedule of a run with this number of examples."""
     arguments = make_training_arguments(config, "checkpoints")
     batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    per_epoch = max(math.ceil(n_examples / batch_size), 1)
+    # As the Trainer counts: the last, smaller batch of an epoch is a step too, and `max_steps` wins over the epochs.
+    steps_per_epoch = max(math.ceil(n_examples / batch_size), 1)
     if arguments.max_steps > 0:
-        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / per_epoch, 2))
-    return Schedule(batch_size, math.ceil(arguments.num_train_epochs * per_epoch), arguments.num_train_epochs)
+        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / steps_per_epoch, 2))
+    n_epochs = arguments.num_train_epochs
+    return Schedule(batch_size, math.ceil(n_epochs * steps_per_epoch), n_epochs)
 
 
 def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
@@ -309,11 +361,13 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     """
     config = config_to_plan(config)
     encoder = load_encoder(config)[-1]
-    found = find()
-    check_best_metric(config, found["val"])
-    samples = found["train"]
+    samples_of_splits = find()
+    check_best_metric(config, samples_of_splits["val"])
+    samples = samples_of_splits["train"]
     n_examples = sum(len(sample.references) for sample in samples)
     schedule = schedule_of(config, n_examples)
+
+    # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     return [
@@ -336,11 +390,18 @@ def check_model(config: OfflineConfig) -> None:
         model_config = load_model_config(model_name, local_files_only=True)
     except ModelError:  # `plan` raises it
         return
-    auto_class, unused = auto_class_of(model_config), None
-    given: Any = OBJECTIVES.signature(config.alg.id) if isinstance(config, PreferenceConfig) else None
-    if given is not None and not given.has_language_model:
-        auto_class, unused = AutoModelForSequenceClassification, head_modules
+
+    # A reward model is a classifier, whose head may be missing: it is then a new one.
+    auto_class = auto_class_of(model_config)
+    unused = None
+    if isinstance(config, PreferenceConfig):
+        objective_arguments: Any = OBJECTIVES.signature(config.alg.id)
+        if not objective_arguments.has_language_model:
+            auto_class = AutoModelForSequenceClassification
+            unused = head_modules
     check_model_weights(auto_class, model_name, unused=unused)
+
+    # On the meta device, tensors have shapes but no memory: enough to see which layers get adapters.
     if config.alg.peft is None:
         return
     try:

@@ -56,7 +56,7 @@ class Examples:
             (self.n_shorter_prompts, "prompts were truncated further to make room for their references"),
             (self.n_cut_references, "references were truncated to the model's maximum length; they have no end token"),
         )
-        return [f"{split}: {n} {what}" for n, what in lines if n]
+        return [f"{split}: {n} {message}" for n, message in lines if n]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,21 +80,34 @@ class ExampleEncoder:
         """
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
-        prompts, prompt_ids = [sample.prompt_or_input_text for sample in samples], self.prompts(samples)
-        pairs = [(i, reference) for i, sample in enumerate(samples) for reference in sample.references]
-        references = self._references([(prompts[i], reference) for i, reference in pairs])
-        rows, n_shorter, n_cut = [], 0, 0
-        for (i, _), reference in zip(pairs, references, strict=True):
-            prompt, kept = prompt_ids[i], reference[: self.max_length]
+
+        # All texts in two calls of the tokenizer, which is many times faster than one call for each.
+        prompts = self.prompts(samples)
+        sample_rows: list[int] = []  # row of the sample of each reference
+        texts: list[tuple[str, str]] = []
+        for i, sample in enumerate(samples):
+            for text in sample.references:
+                sample_rows.append(i)
+                texts.append((sample.prompt_or_input_text, text))
+        references = self._references(texts)
+
+        rows: list[Example] = []
+        n_shorter = 0
+        n_cut = 0
+        for i, (prompt_text, _), reference in zip(sample_rows, texts, references, strict=True):
+            prompt = prompts[i]
             if self.is_encoder_decoder:
-                rows.append({"input_ids": prompt, "labels": kept})
+                response = reference[: self.max_length]
+                rows.append({"input_ids": prompt, "labels": response})
             else:
-                prompt, kept = self._fitting(prompts[i], prompt, reference)
-                learned = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
-                rows.append({"input_ids": [*prompt, *kept], "labels": [NOT_LEARNED, *[*learned, *kept][1:]]})
-            n_shorter += len(prompt) < len(prompt_ids[i])
-            n_cut += len(kept) < len(reference)
-        return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
+                # One sequence. Its first token is predicted from nothing, so it is never learned.
+                prompt, response = self._fitting(prompt_text, prompt, reference)
+                prompt_labels = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
+                labels = [*prompt_labels, *response]
+                rows.append({"input_ids": [*prompt, *response], "labels": [NOT_LEARNED, *labels[1:]]})
+            n_shorter += len(prompt) < len(prompts[i])
+            n_cut += len(response) < len(reference)
+        return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
 
     def prompts(self, samples: Sequence[Sample], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of the prompts, of at most `max_length` tokens; default: `max_prompt_length`."""
@@ -109,10 +122,14 @@ class ExampleEncoder:
         """
         if self.is_encoder_decoder or not any(sample.rendered_prompt is not None for sample, _ in pairs):
             return self._references([(sample.prompt_or_input_text, text) for sample, text in pairs])
+
+        # What the assistant writes is learned, up to the token that ends its turn. Some templates render more after it,
+        # such as a line break, which is not generated either.
         rows = []
         for sample, text in pairs:
             ids, labels, n_prompt = self._conversation(sample, text)
-            n_written = next((i for i, label in enumerate(labels[n_prompt:]) if label == NOT_LEARNED), len(ids))
+            response_labels = labels[n_prompt:]
+            n_written = response_labels.index(NOT_LEARNED) if NOT_LEARNED in response_labels else len(ids)
             rows.append(ids[n_prompt:][:n_written])
         return rows
 
@@ -122,36 +139,45 @@ class ExampleEncoder:
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
-        rows, n_shorter, n_cut = [], 0, 0
+        rows: list[Example] = []
+        n_shorter = 0
+        n_cut = 0
         for sample in samples:
             for reference in sample.references:
                 ids, labels, n_prompt = self._conversation(sample, reference)
+
+                # As `_fitting`: the response has priority, but at least one token of the prompt is left before it.
                 n_response = min(len(ids) - n_prompt, self.max_length - 1)
                 n_allowed = min(n_prompt, self.max_prompt_length)
-                n_kept = min(n_allowed, self.max_length - n_response)
-                start = n_prompt - n_kept if self.tokenizer.truncation_side == "left" else 0
-                kept = [*range(start, start + n_kept), *range(n_prompt, n_prompt + n_response)]
-                rows.append(
-                    {"input_ids": [ids[i] for i in kept], "labels": [NOT_LEARNED, *(labels[i] for i in kept[1:])]}
-                )
-                n_shorter += n_kept < n_allowed
+                n_fitting = min(n_allowed, self.max_length - n_response)
+                start = n_prompt - n_fitting if self.tokenizer.truncation_side == "left" else 0
+                positions = [*range(start, start + n_fitting), *range(n_prompt, n_prompt + n_response)]
+
+                row_ids = [ids[i] for i in positions]
+                row_labels = [labels[i] for i in positions]
+                rows.append({"input_ids": row_ids, "labels": [NOT_LEARNED, *row_labels[1:]]})
+                n_shorter += n_fitting < n_allowed
                 n_cut += n_response < len(ids) - n_prompt
-        return Examples(rows, sum(not sample.references for sample in samples), n_shorter, n_cut)
+        return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
 
     def _conversation(self, sample: Sample, reference: str) -> tuple[list[int], list[int], int]:
         """Return the ids and labels of a prompt with a reference, and the number of the prompt's tokens."""
         turns = [*(sample.messages or ()), {"role": "assistant", "content": reference}]
-        ids, written = ChatTemplate(self.tokenizer).encode(turns)
+        ids, is_written = ChatTemplate(self.tokenizer).encode(turns)
+
+        # Generation starts from the prompt alone. If a template rendered it in another way with a response, the model
+        # would learn to continue texts that it never sees.
         prompt_ids = self._layout(NO_LIMIT).encode(sample).tolist()
         if ids[: len(prompt_ids)] != prompt_ids:
             text = f"of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} differently"
             raise chat_template_issue(f"the chat template {text} if a response follows")
-        learned = [True] * len(ids) if self.loss_on_prompt else written
-        return (
-            ids,
-            [id if is_learned else NOT_LEARNED for id, is_learned in zip(ids, learned, strict=True)],
-            len(prompt_ids),
-        )
+
+        labels = list(ids)
+        if not self.loss_on_prompt:
+            for i, is_of_assistant in enumerate(is_written):
+                if not is_of_assistant:
+                    labels[i] = NOT_LEARNED
+        return ids, labels, len(prompt_ids)
 
     def _layout(self, max_prompt_length: int) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
@@ -162,17 +188,26 @@ class ExampleEncoder:
         if not pairs:
             return []
         end = [] if self.end_token_id is None else [self.end_token_id]
-        if self.is_encoder_decoder:
-            rows = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)["input_ids"]
-            # some models append a language token after the end token
-            return [list(ids) if set(end) & set(ids[-2:]) else [*ids, *end] for ids in rows]
-        texts = [self._separated(prompt, reference) for prompt, reference in pairs]
-        rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [[*ids, *end] for ids in rows]
+
+        # After the prompt of a causal model: without the special tokens that begin a text.
+        if not self.is_encoder_decoder:
+            texts = [self._separated(prompt, reference) for prompt, reference in pairs]
+            rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
+            return [[*ids, *end] for ids in rows]
+
+        # As the target of a seq2seq tokenizer, which may append the end token itself, and some a language token after
+        # it.
+        rows = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)["input_ids"]
+        references = []
+        for ids in rows:
+            has_end = bool(set(end) & set(ids[-2:]))
+            references.append(list(ids) if has_end else [*ids, *end])
+        return references
 
     @cached_property
     def _adds_spaces(self) -> bool:
         """True if the tokenizer adds a space before a text by itself, as SentencePiece does."""
+        # The ids of "a" twice are decoded to "a a" then, and to "aa" otherwise.
         repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
         return " " in str(self.tokenizer.decode(repeated)).strip()
 
@@ -190,12 +225,18 @@ class ExampleEncoder:
 
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
         """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
-        least = min(len(prompt), self.shortest_prompt)
-        reference = reference[: max(self.max_length - least, 1)]
+        n_reserved = min(len(prompt), self.shortest_prompt)
+        reference = reference[: max(self.max_length - n_reserved, 1)]
+
+        # Encoded again instead of sliced, so that special tokens such as the first one stay.
         room = self.max_length - len(reference)
         if len(prompt) > room:
             prompt = self._layout(room).encode(text).tolist()
         return prompt, reference
+
+
+def _n_without_reference(samples: Sequence[Sample]) -> int:
+    return sum(not sample.references for sample in samples)
 
 
 @dataclass(frozen=True)
@@ -210,18 +251,15 @@ class ExampleCollator:
 
     def __call__(self, rows: Sequence[Example]) -> dict[str, Tensor]:
         """Collate examples into a batch."""
-        ids = [row["input_ids"] for row in rows]
+        input_ids, mask = padded([row["input_ids"] for row in rows], self.pad_token_id)
         labels, _ = padded([row["labels"] for row in rows], NOT_LEARNED)
-        input_ids, mask = padded(ids, self.pad_token_id)
-        batch = {
-            "input_ids": input_ids,
-            "attention_mask": mask.long(),
-            "labels": labels,
-        }
+        batch = {"input_ids": input_ids, "attention_mask": mask.long(), "labels": labels}
+
+        # -100 is no token id. What the decoder reads at padding has no effect, since there are no labels after it.
         if self.start_token_id is not None:
             start = torch.full_like(labels[:, :1], self.start_token_id)
-            written = labels.masked_fill(labels == NOT_LEARNED, self.pad_token_id)
-            batch["decoder_input_ids"] = torch.cat([start, written[:, :-1]], dim=1)
+            decoder_ids = labels.masked_fill(labels == NOT_LEARNED, self.pad_token_id)
+            batch["decoder_input_ids"] = torch.cat([start, decoder_ids[:, :-1]], dim=1)
         return batch
 
 

@@ -37,14 +37,19 @@ class TrainingObjective(ABC):
     measures_loss: ClassVar[bool] = False
     ranks: Ranks = Ranks()
 
-    def own(self, batch: Batch) -> dict[str, Tensor]:
+    def own_rows(self, batch: Batch) -> dict[str, Tensor]:
         """Return the rows of a batch that this process computes; there may be none."""
         if self.ranks.size == 1:
             return dict(batch)
         n = self.n_rows(batch)
-        own = torch.tensor(self.ranks.share([1] * n), dtype=torch.long)
+        rows = torch.tensor(self.ranks.share([1] * n), dtype=torch.long)
+
         # Several rows of a tensor may belong to one row of the batch: the first ones of all rows, then the second ones.
-        return {name: torch.cat([part[own] for part in tensor.split(n)]) for name, tensor in batch.items()}
+        selected = {}
+        for name, tensor in batch.items():
+            blocks = tensor.split(n)  # [n, ...] each
+            selected[name] = torch.cat([block[rows] for block in blocks])
+        return selected
 
     @abstractmethod
     def n_rows(self, batch: Batch) -> int:
@@ -123,11 +128,18 @@ class CrossEntropy(TrainingObjective):
         return n_learned(batch["labels"])
 
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
+        # Without labels, the model returns logits [n, length, vocab] and computes no loss of its own.
         inputs = dict(batch)
         labels = inputs.pop("labels")
         logits = model(**inputs, use_cache=self.use_cache).logits
+
+        # The logits at a token of a causal model are those of the next token; the inputs of a seq2seq model's decoder
+        # are already shifted.
         if not self.is_encoder_decoder:
-            logits, labels = logits[:, :-1], labels[:, 1:]
+            logits = logits[:, :-1]
+            labels = labels[:, 1:]
+
+        # Softmax in float32, also if the model computes in bfloat16.
         total = cross_entropy(
             logits.flatten(0, 1).float(),
             labels.flatten(),
@@ -135,5 +147,6 @@ class CrossEntropy(TrainingObjective):
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
+        # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
         n = n_learned(labels) if n_items is None else n_items
         return total / max(n, 1)

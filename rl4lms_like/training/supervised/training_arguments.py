@@ -65,41 +65,66 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     Raises:
         ConfigError: lists every error in `alg.training_args`.
     """
-    given = config.alg.training_args
-    arguments, issues = check_arguments(
-        TrainingArguments, {key: value for key, value in given.items() if key not in NOT_SETTABLE}, PATH
-    )
-    issues += _further_issues(given, arguments)
+    configured = config.alg.training_args
+    settable = {key: value for key, value in configured.items() if key not in NOT_SETTABLE}
+    values, issues = check_arguments(TrainingArguments, settable, PATH)
+    issues += _further_issues(configured, values)
     if issues:
         raise ConfigError(issues)
-    complete = _defaults(config, arguments) | arguments
-    complete |= {
-        "output_dir": str(output_dir), "seed": config.seed, "data_seed": config.seed, "report_to": "none",
-        "use_cpu": get_device(config.device).type == "cpu", "disable_tqdm": True, "remove_unused_columns": False,
-    } | ({} if has_val else {"eval_strategy": "no"})  # fmt: skip
+
+    values = _defaults(config, values) | values
+    values |= {
+        "output_dir": str(output_dir),
+        "seed": config.seed,
+        "data_seed": config.seed,
+        "report_to": "none",
+        "use_cpu": get_device(config.device).type == "cpu",
+        "disable_tqdm": True,
+        # The objectives read columns that no model's forward has.
+        "remove_unused_columns": False,
+    }
+    if not has_val:
+        values["eval_strategy"] = "no"
+
     try:
         with _as_one_process(), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "`gradient_checkpointing` is deprecated"
-            )  # older versions have no other name
-            made = TrainingArguments(**complete)
-            device = made.device  # the first GPU, if there are GPUs
+            # Older versions have no other name for it.
+            warnings.filterwarnings("ignore", "`gradient_checkpointing` is deprecated")
+            arguments = TrainingArguments(**values)
+            device = arguments.device  # the first GPU, if there are GPUs
     except (ValueError, TypeError) as error:
         raise ConfigError([ConfigIssue(PATH, str(error))]) from error
-    if config.alg.early_stopping_patience is not None or made.load_best_model_at_end or made.save_strategy == "best":
-        if made.metric_for_best_model is None:
-            message = "missing; set it to loss or to a metric's key, to compare evaluations"
-            issues.append(ConfigIssue(f"{PATH}.metric_for_best_model", message))
-        if made.eval_strategy == "no":
-            message = "without evaluations during training there is no best model; use steps or epoch"
-            issues.append(ConfigIssue(f"{PATH}.eval_strategy", message))
+    issues = _best_model_issues(config, arguments)
     if issues:
         raise ConfigError(issues)
-    made._n_gpu = min(made._n_gpu, 1)  # the Trainer would wrap the model in nn.DataParallel on several
+
+    # On several GPUs, the Trainer would wrap the model in nn.DataParallel.
+    arguments._n_gpu = min(arguments._n_gpu, 1)
+    # The device is a cached property. Each process of torchrun has a GPU of its own.
     if is_distributed() and device.type == "cuda":
-        made.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))  # a cached property
-        torch.cuda.set_device(made.device)
-    return made
+        arguments.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(arguments.device)
+    return arguments
+
+
+def _best_model_issues(config: OfflineConfig, arguments: TrainingArguments) -> list[ConfigIssue]:
+    """Return what lacks to compare checkpoints, if the run does."""
+    compares = (
+        config.alg.early_stopping_patience is not None
+        or arguments.load_best_model_at_end
+        or arguments.save_strategy == "best"
+    )
+    if not compares:
+        return []
+
+    issues = []
+    if arguments.metric_for_best_model is None:
+        message = "missing; set it to loss or to a metric's key, to compare evaluations"
+        issues.append(ConfigIssue(f"{PATH}.metric_for_best_model", message))
+    if arguments.eval_strategy == "no":
+        message = "without evaluations during training there is no best model; use steps or epoch"
+        issues.append(ConfigIssue(f"{PATH}.eval_strategy", message))
+    return issues
 
 
 @contextmanager
@@ -112,16 +137,19 @@ def _as_one_process() -> Iterator[None]:
         os.environ |= hidden
 
 
-def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[ConfigIssue]:
-    """Return the errors in the given keys that their annotations do not cover."""
-    issues = [
-        ConfigIssue(join(PATH, key), f"cannot be set: {why}") for key, why in NOT_SETTABLE.items() if key in given
-    ]
+def _further_issues(configured: dict[str, Any], values: dict[str, Any]) -> list[ConfigIssue]:
+    """Return the errors in the configured keys that their annotations do not cover."""
+    issues = []
+    for key, why in NOT_SETTABLE.items():
+        if key in configured:
+            issues.append(ConfigIssue(join(PATH, key), f"cannot be set: {why}"))
     for key, kind in _RANGES.items():
-        if arguments.get(key) is not None:
-            issues += check_value(arguments[key], kind, join(PATH, key))[1]
+        if values.get(key) is not None:
+            issues += check_value(values[key], kind, join(PATH, key))[1]
+
+    # Annotations such as `SchedulerType | str` accept every text, but `TrainingArguments` only the enum's values.
     hints = typing.get_type_hints(TrainingArguments)
-    for key, value in given.items():
+    for key, value in configured.items():
         for kind in typing.get_args(hints.get(key)):
             if isinstance(kind, type) and issubclass(kind, Enum) and value not in [item.value for item in kind]:
                 choices = ", ".join(str(item.value) for item in kind)
@@ -129,17 +157,22 @@ def _further_issues(given: dict[str, Any], arguments: dict[str, Any]) -> list[Co
     return issues
 
 
-def _defaults(config: OfflineConfig, given: dict[str, Any]) -> dict[str, Any]:
+def _defaults(config: OfflineConfig, values: dict[str, Any]) -> dict[str, Any]:
     """Return defaults that differ from transformers': evaluate at every log, as in RL4LMs; save the best model."""
     stops_early = config.alg.early_stopping_patience is not None
-    best = given.get("load_best_model_at_end", stops_early)
+    loads_best = values.get("load_best_model_at_end", stops_early)
     defaults: dict[str, Any] = {
-        "eval_strategy": given.get("logging_strategy", "steps"),
-        "load_best_model_at_end": best,
+        "eval_strategy": values.get("logging_strategy", "steps"),
+        "load_best_model_at_end": loads_best,
+        # It would replace a loss that is not finite in the logs, but the run raises an error instead.
         "logging_nan_inf_filter": False,
     }
     if stops_early:
         defaults["metric_for_best_model"] = "loss"
-    if best or not config.train_evaluation.save_model:
-        defaults["save_strategy"] = "best" if best else "no"
+
+    # The best model is loaded from a checkpoint, also in a run that saves no others.
+    if loads_best:
+        defaults["save_strategy"] = "best"
+    elif not config.train_evaluation.save_model:
+        defaults["save_strategy"] = "no"
     return defaults

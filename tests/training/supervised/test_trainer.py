@@ -408,7 +408,8 @@ def test_why_a_run_ended_is_not_hidden_by_a_disk_that_is_full(blocks, tmp_path, 
         monkeypatch.setattr(supervised, "save_language_model", failing)
         monkeypatch.setattr("rl4lms_like.tracking.report.write_report", failing)
         self.state.global_step = 1
-        self.owner.reporter._values["supervised/loss"] = 1.0
+        reporter = next(each for each in self.callback_handler.callbacks if isinstance(each, supervised.Reporter))
+        reporter._values["supervised/loss"] = 1.0
         raise MetricError("the metric has a bug")
 
     monkeypatch.setattr(supervised.ReferenceTrainer, "training_step", failing_step)
