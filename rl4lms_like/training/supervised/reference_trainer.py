@@ -55,6 +55,8 @@ from rl4lms_like.training.supervised.objective import TrainingObjective
 from rl4lms_like.training.supervised.training_arguments import PATH
 
 TRAINER_STATE = "trainer_state.json"
+PICKLES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*")
+"""Files that transformers' Trainer reads from a checkpoint after the weights, each a pickle."""
 HEAD = "head.safetensors"
 """File in checkpoints of a reward model with adapters: the weights of its output layer."""
 
@@ -430,7 +432,15 @@ class ReferenceTrainer(Trainer):
     # load the model's files over the weights that `ResumeState` has restored, and raise an error if these are adapters
     # outside of PEFT's own model class. No public argument omits only this.
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Do nothing: the weights are restored before the Trainer is created."""
+        """Load no weights, since they are restored before the Trainer is created; refuse files of other programs.
+
+        Raises:
+            CheckpointError: the checkpoint has files that this library does not write and the Trainer would unpickle.
+        """
+        folder = Path(resume_from_checkpoint)
+        pickles = [path.name for pattern in PICKLES for path in sorted(folder.glob(pattern))]
+        if pickles:
+            raise CheckpointError(f"{folder} has pickles, which are not read: remove {', '.join(pickles)}")
 
     def _load_best(self, folder: Path) -> None:
         """Load the weights of the best checkpoint.

@@ -98,6 +98,17 @@ def test_the_same_command_goes_on_and_no_pickle_is_written(whole, tmp_path, monk
     assert started({**mapping, "seed": 1}, tmp_path).name == "run_2"
 
 
+@pytest.mark.parametrize("name", ["optimizer.pt", "scaler.pt", "rng_state.pth", "rng_state_0.pth"])
+def test_a_pickle_in_a_checkpoint_is_refused(name, whole, tmp_path, monkeypatch):
+    """transformers' Trainer reads these files if they are there."""
+    mapping, _ = whole("causal")
+    folder = stopped(mapping, tmp_path, 4, monkeypatch)
+    (folder / "checkpoints" / "checkpoint-4" / name).write_bytes(b"pickle")
+    monkeypatch.setattr(torch, "load", lambda *arguments, **named: pytest.fail("a pickle was read"))
+    with pytest.raises(CheckpointError, match=rf"checkpoint-4 has pickles, .*remove {name}"):
+        resume(folder, quiet=True)
+
+
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_signal_saves_what_the_run_goes_on_from(step, whole, tmp_path, monkeypatch):
     """Step 0 and step 3 are the first ones of their epochs: the order of the examples is drawn already."""
