@@ -138,7 +138,11 @@ DEAF = {
     ),
     "seed": ("rollouts.text_rollouts:RolloutCollector", with_keyword(seed=0), "seed of the rollouts"),
     "max_prompt_length": ("envs.vec_env:TextGenEnv", with_keyword(max_prompt_length=16), "tokens of the prompts"),
-    "metrics": ("training.evaluation:compute_metrics", lambda old: lambda some, *rest: old(some[:1], *rest), "scores"),
+    "metrics": (
+        "training.evaluation:compute_metrics",
+        lambda original: lambda metrics, *rest, **named: original(metrics[:1], *rest, **named),
+        "scores",
+    ),
 }
 """What a library may fail to hear -> where, how, and what is then found."""
 
