@@ -24,9 +24,9 @@ import yaml
 from stable_baselines3.common.logger import Logger
 
 from benchmarks.hyperparameters import half_width
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import RunConfig, parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.on_policy.assemble import assemble
 
 CONFIGS = Path(__file__).parents[1] / "task_configs"
 RESULTS = Path(__file__).parent / "results" / "critic_techniques.json"

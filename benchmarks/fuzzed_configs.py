@@ -117,7 +117,7 @@ def commands_of(case: Case) -> dict[str, list[str]]:
 
 def faults_here(case: Case, run: Any) -> list[str]:
     """Everything in which the run in this folder is not what the case asks for."""
-    from rl4lms_like.training.config.run_config import parse_config
+    from rl4lms_like.config.run_config import parse_config
 
     asked, folder = asked_for(case.text, case.overrides), Path("rl4lm_exps/rl4lm_experiment")
     usual = parse_config(_SAYS_LITTLE_SUPERVISED if is_supervised(asked) else _SAYS_LITTLE, components=False).to_dict()
@@ -165,8 +165,8 @@ def _status(command: str, arguments: Sequence[str]) -> int | str:
 
 def remembered_runs(set_attribute: Callable[[Any, str, Any], None] = setattr) -> list[Any]:
     """Every run that is assembled from now on."""
-    from rl4lms_like.training import assemble
-    from rl4lms_like.training.supervised import assemble as assemble_supervised
+    from rl4lms_like.offline import assemble_supervised
+    from rl4lms_like.on_policy import assemble
 
     runs: list[Any] = []
 
@@ -302,10 +302,9 @@ def _said(folder: Path, command: str) -> str:
 def prepare(base: Path) -> None:
     """Imports what runs need, once for all processes, and makes what their configs name."""
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "RL4LMS_LIKE_HOME": str(base / "home")}
-    import rl4lms_like.training.preview
-    import rl4lms_like.training.supervised.assemble
-    import rl4lms_like.training.supervised.trainer
-    import rl4lms_like.training.trainer  # noqa: F401
+    import rl4lms_like.offline.assemble_supervised
+    import rl4lms_like.offline.trainer
+    import rl4lms_like.on_policy.trainer  # noqa: F401
 
     make_inputs(base)
 

@@ -50,7 +50,7 @@ def train(name: str, seed: int, folder: Path) -> dict[str, Any]:
 
 def what_was_said(run: Path) -> dict[str, Any]:
     """Iterations, evaluations, alarms and the checks in which one held, from a run's folder."""
-    from rl4lms_like.training.doctor.alerts import ALERTS
+    from rl4lms_like.on_policy.doctor.alerts import ALERTS
 
     def lines(file: str) -> list[dict[str, Any]]:
         path = run / file

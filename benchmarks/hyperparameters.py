@@ -24,9 +24,9 @@ import yaml
 from scipy import stats
 from stable_baselines3.common.logger import Logger
 
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import RunConfig, parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.on_policy.assemble import assemble
 
 RESULTS = Path(__file__).parent / "results" / "hyperparameters.json"
 NUMBERS = Path(__file__).parents[1] / "task_configs" / "synthetic_generate_increasing_numbers" / "tiny_gpt2_ppo.yml"

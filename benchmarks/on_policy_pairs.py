@@ -21,11 +21,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rl4lms_like.training.config.run_config import load_config, parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.inference import evaluate_run
-from rl4lms_like.training.run import train_config
-from rl4lms_like.training.sampled_pairs import write_pairs
+from rl4lms_like.config.run_config import load_config, parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
+from rl4lms_like.inference import evaluate_run
+from rl4lms_like.run import train_config
+from rl4lms_like.sampled_pairs import write_pairs
 
 CONFIG = Path(__file__).parents[1] / "task_configs/film_opinions/tiny_gpt2_ppo.yml"
 RESULTS = Path(__file__).parent / "results" / "on_policy_pairs.json"

@@ -34,7 +34,7 @@ def save_model(folder: Path, vocab_size: int) -> None:
     """Save the embedded model for film opinions with a larger vocabulary, whose new tokens do not occur."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from rl4lms_like.training.small_models.embedded import embedded_model
+    from rl4lms_like.small_models.embedded import embedded_model
 
     name = embedded_model("embedded/gpt2-films")
     model = AutoModelForCausalLM.from_pretrained(name)
@@ -45,10 +45,10 @@ def save_model(folder: Path, vocab_size: int) -> None:
 
 def ours(folder: Path) -> str:
     """Train with this library; return the measurements."""
+    from rl4lms_like.config.run_config import parse_config
+    from rl4lms_like.offline.assemble_preferences import assemble_preferences
+    from rl4lms_like.offline.trainer import SupervisedTrainer
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.config.run_config import parse_config
-    from rl4lms_like.training.preferences.assemble import assemble_preferences
-    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
 
     job = json.loads((folder / "job.json").read_text())
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in job["pairs"]))

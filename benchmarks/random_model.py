@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
 
-    from rl4lms_like.training.small_models.warm_start import make_model, make_word_tokenizer
+    from rl4lms_like.small_models.warm_start import make_model, make_word_tokenizer
 
     tokenizer = make_word_tokenizer([str(number) for number in range(options.vocabulary - 1)])
     model = make_model(

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.training.config.run_config import load_config
-from rl4lms_like.training.run import train_config
+from rl4lms_like.config.run_config import load_config
+from rl4lms_like.run import train_config
 
 CONFIGS = Path(__file__).parents[1] / "task_configs" / "film_opinions"
 RESULTS = Path(__file__).parent / "results" / "replay_time.json"

@@ -107,7 +107,7 @@ def run_seed(
         WorkerError: a contestant died, or took another number of optimizer steps than the others.
     """
     from rl4lms_like.data_pools.film_opinions import FilmOpinions
-    from rl4lms_like.training.small_models.warm_start import WarmStartSettings, make_warm_start
+    from rl4lms_like.small_models.warm_start import WarmStartSettings, make_warm_start
 
     warm_start = WARM_STARTS / f"warm_start_seed_{seed}"
     make_warm_start(warm_start, WarmStartSettings(seed=seed))

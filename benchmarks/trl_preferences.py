@@ -24,10 +24,10 @@ from safetensors.torch import load_file
 
 from benchmarks.environments import python_of
 from benchmarks.trl_losses import difference
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.offline.assemble_preferences import assemble_preferences
+from rl4lms_like.offline.preference_objectives import ORPO, PreferenceObjective
 from rl4lms_like.testing import models
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.preferences.assemble import assemble_preferences
-from rl4lms_like.training.preferences.objectives import ORPO, PreferenceObjective
 from scripts.data.film_preferences import film_preferences
 
 ROOT = Path(__file__).parents[1]

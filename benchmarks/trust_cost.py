@@ -91,10 +91,10 @@ def config_of(shape: Shape, model: Path, n_iters: int, threads: int) -> dict[str
 
 def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str, Any]:
     """Runs it; medians of seconds by part, and their shares of an iteration."""
+    from rl4lms_like.config.run_config import parse_config
+    from rl4lms_like.on_policy.assemble import assemble
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.assemble import assemble
-    from rl4lms_like.training.config.run_config import parse_config
-    from rl4lms_like.training.trainer import OnPolicyTrainer
 
     random_model.main(
         [

@@ -23,12 +23,12 @@ import torch
 from gymnasium import spaces
 
 from benchmarks.vllm_server import REQUIREMENTS, served
-from rl4lms_like.core.errors import EngineError
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import EngineError
 from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_model
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.run import train_config
 
 RESULTS = Path(__file__).parent / "results" / "vllm_training.json"
 LIMIT = 1e-5

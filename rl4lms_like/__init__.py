@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.sao import SAO
     from rl4lms_like.algorithms.trpo import TRPO
     from rl4lms_like.algorithms.vapo import VAPO
-    from rl4lms_like.core.errors import ConfigError, RL4LMsLikeError
-    from rl4lms_like.core.import_paths import use_code_from
+    from rl4lms_like.config.run_config import load_config
     from rl4lms_like.core.observation import Observation
     from rl4lms_like.core.sample import Sample
     from rl4lms_like.data_pools import DATA_POOLS
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from rl4lms_like.envs.vec_env import TextVecEnv
     from rl4lms_like.metrics import METRICS
     from rl4lms_like.metrics.base import BaseMetric
+    from rl4lms_like.offline.trainer import SupervisedTrainer
+    from rl4lms_like.on_policy.assemble import assemble
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
@@ -41,12 +43,10 @@ if TYPE_CHECKING:
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
     from rl4lms_like.rollouts.kl import make_kl_controller
     from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
+    from rl4lms_like.run import train
+    from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
+    from rl4lms_like.system.import_paths import use_code_from
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.assemble import assemble
-    from rl4lms_like.training.config.run_config import load_config
-    from rl4lms_like.training.run import train
-    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
-    from rl4lms_like.training.trainer import OnPolicyTrainer
 
 _MODULES = {
     "A2C": "algorithms.a2c",
@@ -54,7 +54,7 @@ _MODULES = {
     "BaseMetric": "metrics.base",
     "BatchedRewardFunction": "rewards.base",
     "CausalLMActorCriticPolicy": "policies.base",
-    "ConfigError": "core.errors",
+    "ConfigError": "system.errors",
     "DATA_POOLS": "data_pools",
     "METRICS": "metrics",
     "MaskableCausalLMActorCriticPolicy": "policies.masked",
@@ -62,27 +62,27 @@ _MODULES = {
     "NLPO": "algorithms.nlpo",
     "Observation": "core.observation",
     "OnPolicyTextAlgorithm": "algorithms.base",
-    "OnPolicyTrainer": "training.trainer",
+    "OnPolicyTrainer": "on_policy.trainer",
     "POLICIES": "policies",
     "PPO": "algorithms.ppo",
     "REWARDS": "rewards",
-    "RL4LMsLikeError": "core.errors",
+    "RL4LMsLikeError": "system.errors",
     "RewardFunction": "rewards.base",
     "SAO": "algorithms.sao",
     "Sample": "core.sample",
     "Seq2SeqLMActorCriticPolicy": "policies.base",
-    "SupervisedTrainer": "training.supervised.trainer",
+    "SupervisedTrainer": "offline.trainer",
     "TRPO": "algorithms.trpo",
     "TextGenEnv": "envs.env",
     "TextGenPool": "data_pools.base",
     "TextVecEnv": "envs.vec_env",
     "Tracker": "tracking.base",
     "VAPO": "algorithms.vapo",
-    "assemble": "training.assemble",
-    "load_config": "training.config.run_config",
+    "assemble": "on_policy.assemble",
+    "load_config": "config.run_config",
     "make_kl_controller": "rollouts.kl",
-    "train": "training.run",
-    "use_code_from": "core.import_paths",
+    "train": "run",
+    "use_code_from": "system.import_paths",
     "with_text_rollouts": "rollouts.text_rollouts",
 }
 """Public name -> module that defines it, below this package."""

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.system.errors import ConfigError
 
 
 @contextmanager

@@ -28,6 +28,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny_configs import tiny_config, tiny_seq2seq_config  # noqa: F401
+
 # Reward workers and processes of environments are forked from one that has imported what they need.
 multiprocessing.set_forkserver_preload(["rl4lms_like.envs.stepping", "rl4lms_like.envs.workers", "rl4lms_like.envs.env",
     "stable_baselines3.common.vec_env", "transformers.tokenization_utils_tokenizers"])  # fmt: skip
@@ -92,8 +94,8 @@ def shared_dir() -> Path:
 def language_data(shared_dir: Path) -> Iterator[None]:
     import nltk
 
-    from rl4lms_like.core.errors import MissingResourceError
     from rl4lms_like.scoring import nltk_data
+    from rl4lms_like.system.errors import MissingResourceError
 
     folder = str(shared_dir / "data" / "nltk_data")
     known = os.environ.get("NLTK_DATA", "")

@@ -18,9 +18,9 @@ import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.cli.options import KINDS, build_parser
-from rl4lms_like.core.errors import RewardError
-from rl4lms_like.training.config.binding import REGISTRIES
-from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.config.binding import REGISTRIES
+from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.system.errors import RewardError
 from tests.conftest import REPOSITORY
 
 RUN = {
@@ -136,7 +136,7 @@ def test_a_list_is_there_within_a_second():
 @pytest.mark.parametrize(
     "code",
     [
-        "import rl4lms_like, rl4lms_like.cli, rl4lms_like.training.config.run_config",
+        "import rl4lms_like, rl4lms_like.cli, rl4lms_like.config.run_config",
         "from rl4lms_like.cli import main; main(['list', 'algorithms']); main(['show', 'ppo'])",
         "from rl4lms_like.cli.options import build_parser; build_parser().parse_args(['check', 'x.yml'])",
     ],
@@ -216,7 +216,7 @@ def test_a_config_is_needed_once(config):
 
 
 def test_train_takes_the_flags_of_rl4lms(calls):
-    made = calls("rl4lms_like.training.run", train=None)
+    made = calls("rl4lms_like.run", train=None)
     assert main(["train", "--config_path", "c.yml", "--experiment_name", "e", "--log_to_wandb", "--set", "seed=3"]) == 0
     assert main(["train", "c.yml"]) == 0
     expected = {
@@ -234,7 +234,7 @@ def test_train_takes_the_flags_of_rl4lms(calls):
 
 
 def test_evaluate_hands_on_how_to_decode(calls):
-    made = calls("rl4lms_like.training.inference", evaluate_run={})
+    made = calls("rl4lms_like.inference", evaluate_run={})
     assert main(["evaluate", "runs/x", "--split", "val", "--decoding", "beam", "--num_beams", "3", "--limit", "9"]) == 0
     (_, args, kwargs) = made[0]
     assert args == ("runs/x",)
@@ -268,7 +268,7 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(command, capsys
 
 
 def test_generate_takes_prompts_from_arguments_a_file_or_standard_input(calls, capsys, tmp_path, monkeypatch):
-    made = calls("rl4lms_like.training.inference", generate_texts=[["ä1", "ä2"]])
+    made = calls("rl4lms_like.inference", generate_texts=[["ä1", "ä2"]])
     (tmp_path / "prompts.txt").write_text("from a file\n\n")
     assert main(["generate", "m", "a prompt", "--n", "2", "--top_k", "0"]) == 0
     assert capsys.readouterr().out == "a prompt | ä1\na prompt | ä2\n"
@@ -307,7 +307,7 @@ def test_letters_that_the_output_lacks_are_escaped(encoding):
     program = r"""
 import sys, types
 from rl4lms_like import cli
-inference = sys.modules["rl4lms_like.training.inference"] = types.ModuleType("inference")  # without torch
+inference = sys.modules["rl4lms_like.inference"] = types.ModuleType("inference")  # without torch
 inference.generate_texts = lambda *args, **kwargs: [["\xe9 \u65e5 \U0001f600"]]
 cli.sys.argv = ["rl4lms-like", "generate", "m", "p", "--json"]
 assert cli.main() == 0
@@ -325,7 +325,7 @@ assert cli.main() == 0
 
 
 def test_quickstart_has_options_of_its_own(calls):
-    made = calls("rl4lms_like.training.quickstart", main=0)
+    made = calls("rl4lms_like.quickstart", main=0)
     assert main(["quickstart", "--seed", "3", "--help"]) == 0
     assert made == [("main", (["--seed", "3", "--help"],), {})]
 
@@ -340,7 +340,7 @@ def test_report_prints_where_it_is(calls, capsys, tmp_path):
 
 
 def test_an_error_of_the_library_is_a_message_and_status_1(calls, capsys):
-    calls("rl4lms_like.training.run", train=RewardError("Short failed on a batch of 3"))
+    calls("rl4lms_like.run", train=RewardError("Short failed on a batch of 3"))
     assert main(["train", "c.yml"]) == 1
     assert capsys.readouterr().err == "Short failed on a batch of 3\n"
     assert main(["train", "c.yml", "--traceback"]) == 1
@@ -355,7 +355,7 @@ def test_an_error_of_ours_is_shown_in_full(monkeypatch):
 
 
 def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, capsys):
-    calls("rl4lms_like.training.run", train=ZeroDivisionError("of a library"))
+    calls("rl4lms_like.run", train=ZeroDivisionError("of a library"))
     assert main(["train", "c.yml"]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first == "ZeroDivisionError: of a library" and "--traceback" in second and "log.txt" in second
@@ -372,13 +372,13 @@ def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, 
     ids=["full disk", "pipe of another process"],
 )
 def test_what_the_system_refuses_is_no_success(error, message, calls, capsys):
-    calls("rl4lms_like.training.run", train=error)
+    calls("rl4lms_like.run", train=error)
     assert main(["train", "c.yml"]) == 1
     assert message in capsys.readouterr().err
 
 
 def test_an_interruption_is_status_130(calls, capsys):
-    calls("rl4lms_like.training.run", train=KeyboardInterrupt())
+    calls("rl4lms_like.run", train=KeyboardInterrupt())
     assert main(["train", "c.yml"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -391,7 +391,7 @@ def test_an_interruption_is_status_130(calls, capsys):
 def test_the_status_counts_where_nobody_reads_the_output_too(error, status):
     """As after `train ... 2>&1 | tee log.txt`, where Ctrl-C ends both."""
     code = (
-        "import sys; from rl4lms_like import cli; from rl4lms_like.core.errors import RL4LMsLikeError\n"
+        "import sys; from rl4lms_like import cli; from rl4lms_like.system.errors import RL4LMsLikeError\n"
         f"def failing(options): raise {error}\n"
         "print('begun', flush=True); sys.stdin.read()\n"
         "cli.COMMANDS['list'] = failing; sys.exit(cli.main(['list', 'rewards']))"

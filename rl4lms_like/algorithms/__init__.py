@@ -6,8 +6,8 @@ ALGORITHMS.resolve("ppo")     imports torch; the import of the table does not
 
 from __future__ import annotations
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.rollouts.supported import unsupported
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 _ALGORITHMS = {
     "ppo": Entry(
@@ -82,7 +82,7 @@ _PREFERENCE_OBJECTIVES = {
 _OBJECTIVES = {}
 for _id, (_class, _summary) in _PREFERENCE_OBJECTIVES.items():
     _OBJECTIVES[_id] = Entry(
-        f"rl4lms_like.training.preferences.objectives:{_class}",
+        f"rl4lms_like.offline.preference_objectives:{_class}",
         _summary,
         arguments=f"rl4lms_like.algorithms.preference_arguments:{_class}Arguments",
     )
@@ -90,7 +90,7 @@ for _id, (_class, _summary) in _PREFERENCE_OBJECTIVES.items():
 OBJECTIVES = Registry(
     "objective",
     group="rl4lms_like.objectives",
-    misfit=derived_from("rl4lms_like.training.preferences.objectives:PreferenceObjective"),
+    misfit=derived_from("rl4lms_like.offline.preference_objectives:PreferenceObjective"),
     table=_OBJECTIVES,
 )
 """Objectives of preference training by id (`alg.id`)."""

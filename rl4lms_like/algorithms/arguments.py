@@ -9,10 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from annotated_types import Gt, Interval
 
-from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.kl_estimators import Placement
-from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
 from rl4lms_like.policies.arguments import generates_ahead
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
 
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 NO_CORRECTION: Correction = "none"

@@ -39,12 +39,8 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import own_batches
-from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.core.interruption import Interruption
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
-from rl4lms_like.core.out_of_memory import blame_memory_errors_on
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.sharding import whole
@@ -53,6 +49,10 @@ from rl4lms_like.rollouts.kl import KLController
 from rl4lms_like.rollouts.progress import Logged, UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.text_rollouts import TextRollouts
+from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.ranks import Ranks
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
 """Distance from 1 above which the first probability ratio of an update causes a warning."""

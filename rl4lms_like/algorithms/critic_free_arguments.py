@@ -16,9 +16,9 @@ from annotated_types import Gt, Interval
 
 from rl4lms_like.algorithms.arguments import PROBABILITIES, CorrectedArguments, is_greedy
 from rl4lms_like.algorithms.preference_arguments import Swapped
-from rl4lms_like.core.errors import ConfigIssue
 from rl4lms_like.core.kl_estimators import Placement
-from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "mean", "whiten", "none"]

@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rl4lms_like.algorithms.arguments import NLPOArguments
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.masked import MaskablePolicy
+from rl4lms_like.system.errors import ModelError
 
 
 class NLPO(PPO):

@@ -19,12 +19,12 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core import losses, preference_losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, rewards_differ, whitened
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.policies.teacher_forcing import ActionScores
 from rl4lms_like.rollouts.buffer import Minibatch
 from rl4lms_like.rollouts.progress import Logged
+from rl4lms_like.system.errors import RewardError
 
 
 class GroupPolicyGradient(OnPolicyTextAlgorithm):

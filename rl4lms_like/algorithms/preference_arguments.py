@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Lt
 
-from rl4lms_like.core.errors import ConfigIssue
-from rl4lms_like.core.numbers import Count, NonNegative, Positive
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.numbers import Count, NonNegative, Positive
 
 LOSS = "preference/loss"
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.system.errors import ModelError
 
 FEWEST = 2
 """Minimum number of consecutive skipped steps that end a run: an update of one step may be skipped once."""

@@ -21,19 +21,13 @@ from torch import Tensor
 from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
-from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_scores import scores_of_logits
-from rl4lms_like.core.trust_region import (
-    Solution,
-    backtracking,
-    categorical_kl,
-    conjugate_gradient,
-    largest_step,
-)
+from rl4lms_like.core.trust_region import Solution, backtracking, categorical_kl, conjugate_gradient, largest_step
 from rl4lms_like.rollouts.buffer import Minibatch
+from rl4lms_like.system.errors import ConfigError
 
 _STEP_NUMBERS = ("line_search_success", "step_size", "kl", "surrogate_gain")
 """Names of the logged numbers of a step of the policy."""

@@ -28,12 +28,12 @@ from annotated_types import Interval
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
-from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
+from rl4lms_like.system.secrets import without_secrets
+from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.record import LARGEST, LARGEST_COUNT
 from rl4lms_like.tracking.run_folder import FINISHED_FILE, LOCK_FILE, to_json, try_hold, write_whole
-from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
 
 RUNS = "runs"

@@ -26,9 +26,9 @@ import rl4lms_like
 from rl4lms_like.benchmarking.jobs import OUTPUT_FILE, Job, prepare_folder
 from rl4lms_like.benchmarking.runner import POLL_S, end, launch
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.core.disk import refuse_links
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
-from rl4lms_like.core.import_paths import CODE_VARIABLE, code_folders
+from rl4lms_like.system.disk import refuse_links
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.import_paths import CODE_VARIABLE, code_folders
 from rl4lms_like.tracking.run_folder import write_whole
 
 CHECK_S = 120.0

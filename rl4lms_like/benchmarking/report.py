@@ -33,13 +33,13 @@ from rl4lms_like.benchmarking.statistics import (
     interval_over_seeds,
     probability_of_improvement,
 )
-from rl4lms_like.core.disk import remove_path
-from rl4lms_like.core.errors import import_extra
+from rl4lms_like.config.yaml_file import dump_yaml
+from rl4lms_like.system.disk import remove_path
+from rl4lms_like.system.errors import import_extra
 from rl4lms_like.tracking.charts import CURVES, format_number
 from rl4lms_like.tracking.record import RunRecord, number, read_run
 from rl4lms_like.tracking.report import template_of
 from rl4lms_like.tracking.run_folder import REPORT_FILE, write_whole
-from rl4lms_like.training.config.yaml_file import dump_yaml
 
 N_POINTS = 400
 """Largest number of points of a curve along tokens or seconds."""

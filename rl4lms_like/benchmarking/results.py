@@ -26,7 +26,7 @@ from typing import Any
 from rl4lms_like.benchmarking.jobs import RESULT_FILE, RUNS, STATE_TEXTS, Job, Result, jobs_of, read_result, state_of
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.benchmarking.statistics import MIN_SEEDS, Interval, Summary, compare_scores, summarize
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 

@@ -42,8 +42,8 @@ from rl4lms_like.benchmarking.jobs import (
 from rl4lms_like.benchmarking.report import LearningCurves, learning_curves, write_report
 from rl4lms_like.benchmarking.results import Results, as_markdown, collect, write_tables
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.core.disk import refuse_links
-from rl4lms_like.core.errors import RL4LMsLikeError, import_extra
+from rl4lms_like.system.disk import refuse_links
+from rl4lms_like.system.errors import RL4LMsLikeError, import_extra
 from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.console import LiveBar, RunConsole
 

@@ -23,14 +23,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
-from rl4lms_like.core.numbers import Count, Whole
-from rl4lms_like.core.schema import check_arguments, check_value
-from rl4lms_like.core.secrets import without_values
-from rl4lms_like.core.wording import shown
-from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.config.yaml_file import apply_values, read_yaml
+from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_values, read_yaml
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.numbers import Count, Whole
+from rl4lms_like.system.schema import check_arguments, check_value
+from rl4lms_like.system.secrets import without_values
+from rl4lms_like.system.wording import shown
 
 LABEL = re.compile(r"\w[\w.,=+ -]*")
 SPLITS = ("train", "val", "test")

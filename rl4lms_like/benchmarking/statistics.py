@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from rl4lms_like.core.errors import import_extra
+from rl4lms_like.system.errors import import_extra
 
 N_RESAMPLES = 10_000
 MIN_SEEDS = 5

@@ -23,13 +23,13 @@ from typing import Any
 
 import rl4lms_like
 from rl4lms_like.benchmarking.jobs import JOB_FILE, JOB_LOCK, OUTPUT_FILE, Result, at_work, write_result
-from rl4lms_like.core.disk import remove_path
-from rl4lms_like.core.errors import CheckpointError, ConfigError, RL4LMsLikeError
-from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import printable
+from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.system.disk import remove_path
+from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
+from rl4lms_like.system.secrets import without_secrets
+from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.record import number, read_run
 from rl4lms_like.tracking.run_folder import FINISHED_FILE
-from rl4lms_like.training.config.run_config import AnyConfig, parse_config
 
 PACKAGES = ("torch", "transformers", "stable-baselines3", "numpy")
 """Packages with the largest effect on results."""
@@ -91,9 +91,9 @@ def _run(folder: Path) -> int:
 
 def _train(folder: Path, raw: dict[str, Any]) -> None:
     """Train or resume. If the newest checkpoint is damaged, use an older one or start over, and print a message."""
-    from rl4lms_like.core.import_paths import trusting
+    from rl4lms_like.run import resume
+    from rl4lms_like.system.import_paths import trusting
     from rl4lms_like.training.resuming.checkpoints import newest_checkpoint, older_intact
-    from rl4lms_like.training.run import resume
 
     config = parse_config(raw, source=str(folder / JOB_FILE))
     if (folder / FINISHED_FILE).exists():  # only the result was not written before the process ended
@@ -121,7 +121,7 @@ def _train(folder: Path, raw: dict[str, Any]) -> None:
 
 
 def _train_in(folder: Path, config: AnyConfig) -> None:
-    from rl4lms_like.training.run import train_config
+    from rl4lms_like.run import train_config
 
     # The three parts of the run path: <results>/runs, <label>, seed_<k>.
     run_path = train_config(

@@ -32,13 +32,13 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.cli.options import add_run_options, build_parser
-from rl4lms_like.core.disk import is_denied, reason
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, RankError, RL4LMsLikeError
-from rl4lms_like.core.import_paths import use_code_from
-from rl4lms_like.core.ranks import is_main_process
-from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import accept_any_character, printable
 from rl4lms_like.rewards.time_limit import TimeIsUp
+from rl4lms_like.system.disk import is_denied, reason
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, RankError, RL4LMsLikeError
+from rl4lms_like.system.import_paths import use_code_from
+from rl4lms_like.system.ranks import is_main_process
+from rl4lms_like.system.secrets import without_secrets
+from rl4lms_like.system.wording import accept_any_character, printable
 
 PACKAGE = "rl4lms-like"
 TIME_TO_REPORT_S = 5.0
@@ -208,7 +208,7 @@ def _cancelled_as_by_ctrl_c() -> Iterator[None]:
 
 def _train(options: argparse.Namespace) -> None:
     if options.resume is not None:
-        from rl4lms_like.training.run import resume
+        from rl4lms_like.run import resume
 
         _refuse_another_folder(options)
         if options.replay is not None:
@@ -222,7 +222,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.trust_remote_code:
         message = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
-    from rl4lms_like.training.run import train
+    from rl4lms_like.run import train
 
     names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
     train(options.config or options.config_path, **_arguments(options, names))
@@ -245,14 +245,14 @@ def _refuse_another_folder(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.config.run_config import load_config
+    from rl4lms_like.config.run_config import load_config
 
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
     config = load_config(options.config or options.config_path, options.overrides)
 
     # After the config, whose errors are shown without the seconds that this import takes: it loads torch.
-    from rl4lms_like.training.preview import preview, reward_audit
+    from rl4lms_like.preview import preview, reward_audit
 
     # Each section as soon as it is ready: the audit calls the reward, which may take long.
     for section in preview(config, full=options.full):
@@ -263,7 +263,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _evaluate(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.inference import evaluate_run
+    from rl4lms_like.inference import evaluate_run
 
     names = "split config_path output decoding num_beams max_new_tokens batch_size limit seed trust_remote_code"
     evaluate_run(options.run_or_model, **_arguments(options, names), **_engine(options))
@@ -272,7 +272,7 @@ def _evaluate(options: argparse.Namespace) -> None:
 def _generate(options: argparse.Namespace) -> None:
     # Before the import, which loads torch: a file that cannot be read is reported immediately.
     prompts = _prompts(options)
-    from rl4lms_like.training.inference import generate_texts
+    from rl4lms_like.inference import generate_texts
 
     names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
     texts = generate_texts(options.model, prompts, **_arguments(options, names), **_engine(options))
@@ -285,7 +285,7 @@ def _generate(options: argparse.Namespace) -> None:
 
 def _engine(options: argparse.Namespace) -> dict[str, Any]:
     """Return the argument `engine`, if it is given."""
-    from rl4lms_like.training.config.yaml_file import parse_value
+    from rl4lms_like.config.yaml_file import parse_value
 
     if options.engine is None:
         return {}
@@ -326,19 +326,19 @@ def _prompts(options: argparse.Namespace) -> list[str]:
 
 
 def _list(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.catalogue import listing
+    from rl4lms_like.catalogue import listing
 
     print(listing(options.kind))
 
 
 def _show(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.catalogue import description
+    from rl4lms_like.catalogue import description
 
     print(description(options.id))
 
 
 def _quickstart(options: argparse.Namespace) -> int | None:
-    from rl4lms_like.training.quickstart import main as quickstart
+    from rl4lms_like.quickstart import main as quickstart
 
     return quickstart(options.unknown)
 
@@ -367,7 +367,7 @@ def _rollouts(options: argparse.Namespace) -> None:
 
 
 def _pretrain_critic(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.run import pretrain_critic
+    from rl4lms_like.run import pretrain_critic
 
     config_path = options.config or options.config_path
     for line in pretrain_critic(config_path, options.output, overrides=options.overrides):
@@ -375,17 +375,17 @@ def _pretrain_critic(options: argparse.Namespace) -> None:
 
 
 def _pairs(options: argparse.Namespace) -> None:
-    from rl4lms_like.training.config.run_config import load_config
+    from rl4lms_like.config.run_config import load_config
 
     config = load_config(options.config or options.config_path, options.overrides)
-    from rl4lms_like.training.sampled_pairs import write_pairs
+    from rl4lms_like.sampled_pairs import write_pairs
 
     names = "n_samples split max_prompts min_difference"
     write_pairs(config, options.out, **_arguments(options, names), report=partial(print, flush=True))
 
 
 def _post_train(options: argparse.Namespace) -> int:
-    from rl4lms_like.training.post_train import post_train
+    from rl4lms_like.post_train import post_train
 
     def say(text: str) -> None:
         if is_main_process():

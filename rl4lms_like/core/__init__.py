@@ -1,5 +1,1 @@
-"""Data types and pure functions, independent of models, environments and configs.
-
-`errors`, `registry`, `schema`, `sample` and `observation` do not import torch. `episodes`, `advantages`, `losses` and
-`token_scores` work on tensors.
-"""
+"""Data and mathematics: samples, episodes, masks, token scores, losses, advantages."""

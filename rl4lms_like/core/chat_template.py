@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

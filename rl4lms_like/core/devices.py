@@ -11,7 +11,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Predicate
 
-from rl4lms_like.core.wording import InWords
+from rl4lms_like.system.wording import InWords
 
 _DEVICE = re.compile(r"auto|cpu|mps|xpu|cuda(:\d+)?")
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from rl4lms_like.core.ranks import Ranks
+    from rl4lms_like.system.ranks import Ranks
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.out_of_memory import is_out_of_memory
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def load_complete(
     Raises:
         ModelError: weights are missing, have another shape, or belong to layers that the config does not build; the
             message names them. Also raised if transformers cannot load the model.
-        Exception: there is too little memory; see `core.out_of_memory.is_out_of_memory`.
+        Exception: there is too little memory; see `system.out_of_memory.is_out_of_memory`.
     """
     with _named(role, model_name):
         model, extra = _load(auto_class, checkpoint, role=role, model_name=model_name, unused=unused, options=options)

@@ -4,9 +4,9 @@ DATA_POOLS    every pool by id; `datapool.id` in a config selects one
 SAMPLERS      samplers other than the default by id; `datapool.sampler.id` in a config selects one
 """
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 _HUB_OR_LOCAL_COPY = "extra 'data' and the hub, or a local copy in `data_dir`"
 

@@ -11,9 +11,9 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import help_of, without_sections
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import help_of, without_sections
 
 Pool = TypeVar("Pool", bound="TextGenPool")
 

@@ -15,14 +15,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, json_rows, open_text, text_cell, text_lines
 from rl4lms_like.scoring.nltk_data import require_data, words
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
 
 _HIGHLIGHT = "@highlight"
 _SENTENCE_ENDS = (".", "!", "?", "'", "`", '"', "\u2019", "\u201d", ")")

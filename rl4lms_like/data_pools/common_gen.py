@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
 from rl4lms_like.data_pools.tables import LocatedRow, json_line_rows, paired_lines, text_cell, texts_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import shown
 
 
 def _scenes(file: Path) -> Iterator[LocatedRow]:

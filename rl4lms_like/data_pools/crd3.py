@@ -17,14 +17,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, files_of
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, open_text, text_lines, texts_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
+from rl4lms_like.system.wording import shown
 
 URL = "https://github.com/RevanthRameshkumar/CRD3/archive/refs/heads/master.zip"
 N_EARLIER = 2  # minimum number of turns before a sample's turn

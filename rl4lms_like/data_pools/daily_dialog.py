@@ -19,13 +19,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, text_cell, text_lines, texts_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
+from rl4lms_like.system.wording import shown
 
 END_OF_UTTERANCE = "__eou__"
 

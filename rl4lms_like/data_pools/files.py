@@ -16,21 +16,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.splits import Splitting, names_of
-from rl4lms_like.data_pools.tables import (
-    LocatedRow,
-    cell,
-    csv_rows,
-    json_line_rows,
-    open_text,
-    prompt_cell,
-    texts_cell,
-)
+from rl4lms_like.data_pools.tables import LocatedRow, cell, csv_rows, json_line_rows, open_text, prompt_cell, texts_cell
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
 
 _WORD = re.compile(r"\S+")
 _SENTENCE = re.compile(r"\S.*?[.!?][\"'”’)]*(?=\s|$)", re.DOTALL)

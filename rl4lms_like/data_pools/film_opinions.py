@@ -20,10 +20,10 @@ from typing import Annotated
 
 from annotated_types import Interval
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.system.errors import DataPoolError
 
 OPENING_WORDS = 5  # number of words that determine an opinion's split; also the minimum prompt length
 _MOODS = {"praise": 0.46, "blame": 0.42, "shrug": 0.12}

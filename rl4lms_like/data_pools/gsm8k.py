@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from itertools import islice
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import json_line_rows, text_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
 
 MARK = "####"
 """Separator of solution and final answer."""

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.published import as_tables, fetching, saved_tables
 from rl4lms_like.data_pools.splits import SPLITS, Splitting, names_of
 from rl4lms_like.data_pools.tables import LocatedRow, refuse_devices
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import DataPoolError, import_extra, require_extra
 
 _NEEDED_BY = "the data pool 'hf_dataset'"
 

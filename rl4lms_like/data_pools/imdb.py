@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Fraction
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import HubTable, PublishedPool, Source
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, open_text, text_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Fraction
 
 TRAIN_FRACTION = 0.8
 N_TEST = 5000

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import PublishedPool, Source, downloaded, files_of
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import LocatedRow, cell, text_cell, text_lines
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import shown
 
 URL = "https://storage.googleapis.com/unifiedqa/data/narrativeqa/{name}.tsv"
 

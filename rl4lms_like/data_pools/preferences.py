@@ -16,14 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError, require_extra
 from rl4lms_like.core.sample import Preference, Sample
-from rl4lms_like.core.wording import shown
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.hf_dataset import dataset_rows
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import DataPoolError, require_extra
+from rl4lms_like.system.wording import shown
 
 Messages: TypeAlias = "list[dict[str, Any]]"
 PROMPT = "prompt"  # default column of the prompt, if there is one

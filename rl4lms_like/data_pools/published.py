@@ -25,13 +25,13 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import DataPoolError, import_extra, require_extra
-from rl4lms_like.core.numbers import Count
-from rl4lms_like.core.wording import help_of
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.data_pools.tables import READERS, LocatedRow, parquet_rows, table_rows
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import DataPoolError, import_extra, require_extra
+from rl4lms_like.system.numbers import Count
+from rl4lms_like.system.wording import help_of
 
 Find: TypeAlias = "Callable[[Path, str], Iterator[LocatedRow] | None]"
 """Function from folder and split to the rows, or None if the folder has no such files."""

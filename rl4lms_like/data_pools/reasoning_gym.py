@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from rl4lms_like.core.errors import DataPoolError, import_extra
-from rl4lms_like.core.numbers import Count, Seed
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import raised
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import SPLITS, check_ratios, names_of
 from rl4lms_like.scoring.reasoning_gym import CONFIG, DATASET, ENTRY, create
+from rl4lms_like.system.errors import DataPoolError, import_extra
+from rl4lms_like.system.numbers import Count, Seed
+from rl4lms_like.system.wording import raised
 
 _NEEDED_BY = "the data pool 'reasoning_gym'"
 

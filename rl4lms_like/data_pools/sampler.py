@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Interval
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Finite, Fraction, Positive
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Finite, Fraction, Positive
 
 Items = Iterable[Sample | tuple[Sample, float]]
 """Samples, or pairs of sample and weight (a pool yields such pairs)."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
 
 SPLITS = ("train", "val", "test")
 

@@ -24,8 +24,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
-from rl4lms_like.core.errors import DataPoolError, import_extra
-from rl4lms_like.core.wording import excerpt, shown
+from rl4lms_like.system.errors import DataPoolError, import_extra
+from rl4lms_like.system.wording import excerpt, shown
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """Location of a row (file and line), and the row: column -> value."""

@@ -22,11 +22,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
 from rl4lms_like.data_pools.tables import cell, dict_rows, json_line_rows
+from rl4lms_like.system.errors import DataPoolError
 
 STAGES = ("original_sentence", "sentence_after_deletion", "sentence_after_ambiguity", "final_sentence")
 """Fields of an annotation: the sentence after each editing step."""

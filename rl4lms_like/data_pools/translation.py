@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rl4lms_like.core.errors import DataPoolError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, files_of
 from rl4lms_like.data_pools.tables import LocatedRow, paired_lines, text_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.numbers import Count
 
 _FLICKR = "{0}_2016_flickr"  # Multi30k's name of the test split reported in papers
 

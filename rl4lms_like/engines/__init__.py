@@ -6,7 +6,7 @@ ENGINES.resolve("vllm")     imports torch; the table does not
 
 from __future__ import annotations
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 ENGINES = Registry(
     "engine",

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rl4lms_like.core.http_client import check_url, secret_headers
-from rl4lms_like.core.numbers import Count, NonNegative, Positive, Whole
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
+from rl4lms_like.system.http_client import check_url, secret_headers
+from rl4lms_like.system.numbers import Count, NonNegative, Positive, Whole
 
 DEFAULT_LENGTH = 20
 """transformers' default length; for seq2seq models it includes the decoder's start token."""

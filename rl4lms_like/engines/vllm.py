@@ -23,15 +23,15 @@ from pydantic import BaseModel, FiniteFloat, ValidationError
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch, padded, response_mask_until_end
-from rl4lms_like.core.errors import EngineError, ModelError
-from rl4lms_like.core.event_loop import EventLoop, gathered
-from rl4lms_like.core.http_client import HttpClient, RemoteError
 from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import VllmArguments, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.engines.weights import fingerprint, save_weights, weights_folder
+from rl4lms_like.system.errors import EngineError, ModelError
+from rl4lms_like.system.event_loop import EventLoop, gathered
+from rl4lms_like.system.http_client import HttpClient, RemoteError
 
 logger = logging.getLogger(__name__)
 

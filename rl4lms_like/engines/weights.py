@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl4lms_like.core.disk import saving, with_home
-from rl4lms_like.core.errors import EngineError
+from rl4lms_like.system.disk import saving, with_home
+from rl4lms_like.system.errors import EngineError
 
 MARKER = "engine_weights.txt"
 """File that shows that a folder has weights of an engine, and may be overwritten."""

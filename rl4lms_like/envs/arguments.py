@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rl4lms_like.core.numbers import Count, NonNegative, Whole
+from rl4lms_like.system.numbers import Count, NonNegative, Whole
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,14 +20,14 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rl4lms_like.core.component_state import load_state, state_of
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import contains_any
 from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
+from rl4lms_like.system.component_state import load_state, state_of
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -33,12 +33,12 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, RewardError, RL4LMsLikeError
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.core.wording import raised
 from rl4lms_like.envs.env import REWARD_PARTS, TextGenEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.call import TokenRewards, texts_to_score
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, RewardError, RL4LMsLikeError
+from rl4lms_like.system.wording import raised
 
 T = TypeVar("T")
 

@@ -18,14 +18,14 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
 from rl4lms_like.rewards.call import TokenRewards, score_episodes_in_parts, texts_to_score
 from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.ranks import Ranks
 
 
 class TextVecEnv(DummyVecEnv):

@@ -34,12 +34,12 @@ from typing import Any, TypeAlias
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import raised
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import TokenRewards, is_batched, named, score_episodes_in_parts
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.wording import raised
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Registry of the metrics. `METRICS` has every metric by id; `train_evaluation.metrics` in a config selects them."""
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.metrics.base import BaseMetric, MetricResults
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 _DIVERSITY = (
     *("total_length", "mean_pred_length", "std_pred_length"),

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-from rl4lms_like.core.numbers import Count, Finite
-from rl4lms_like.core.schema import ComponentOf
-from rl4lms_like.core.wording import InWords
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
 from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 from rl4lms_like.scoring.score import Texts, mean
+from rl4lms_like.system.numbers import Count, Finite
+from rl4lms_like.system.schema import ComponentOf
+from rl4lms_like.system.wording import InWords
 
 _SCORER = InWords("the id of a batched reward, or its id and args")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4lms_like.core.errors import MetricError
-from rl4lms_like.core.wording import excerpt, raised
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, NamedMetric
+from rl4lms_like.system.errors import MetricError
+from rl4lms_like.system.wording import excerpt, raised
 
 
 def compute_metric(

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 from rl4lms_like.core.devices import Device
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.score import Texts
 from rl4lms_like.scoring.summac import (
@@ -23,6 +22,7 @@ from rl4lms_like.scoring.summac import (
     require_head,
     zero_shot,
 )
+from rl4lms_like.system.numbers import Count
 
 
 @dataclass(eq=False)

@@ -22,11 +22,11 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.bleu import ngrams
 from rl4lms_like.scoring.nltk_data import require_data, words
 from rl4lms_like.scoring.score import Texts, existing_file, json_texts
+from rl4lms_like.system.numbers import Count
 
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 _LETTER_OR_DIGIT = re.compile(r"\w")

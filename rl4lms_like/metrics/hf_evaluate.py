@@ -11,10 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.metrics.base import MetricResults, TextsMetric
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import MissingResourceError, import_extra
 
 Column: TypeAlias = Literal["prompt_texts", "generated_texts", "reference_texts", "first_reference"]
 

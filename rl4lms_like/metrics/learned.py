@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl4lms_like.core.devices import Device, Dtype
-from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.metrics.base import ScoreMetric
 from rl4lms_like.scoring.bert_score import BERTScore
 from rl4lms_like.scoring.classifier import Bleurt, IntentMatch, LabelProbability, RewardModelScore
 from rl4lms_like.scoring.judge import LLMJudge
+from rl4lms_like.system.numbers import Count, Whole
 
 
 class LearnedRewardMetric(LabelProbability, ScoreMetric):

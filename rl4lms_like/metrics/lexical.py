@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4lms_like.core.errors import import_extra
-from rl4lms_like.core.numbers import Positive
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.bleu import Bleu
 from rl4lms_like.scoring.captions import cider, frequencies_of_file, require_spice, spice
@@ -15,6 +13,8 @@ from rl4lms_like.scoring.rouge import ROUGE_TYPES, RougeLMaxScore, require_rouge
 from rl4lms_like.scoring.score import Texts, existing_file, mean
 from rl4lms_like.scoring.totto import SUBSETS, TottoSample, bleu, parent, totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
+from rl4lms_like.system.errors import import_extra
+from rl4lms_like.system.numbers import Positive
 
 
 class MeteorMetric(Meteor, ScoreMetric):

@@ -19,13 +19,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl4lms_like.core.devices import Device
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
 from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, model_inputs, n_positions
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.numbers import Count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

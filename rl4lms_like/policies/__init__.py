@@ -6,7 +6,7 @@ POLICIES.resolve("causal_lm_actor_critic_policy")     imports torch; the table d
 
 from __future__ import annotations
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 _ARGUMENTS = "rl4lms_like.policies.arguments:PolicyArguments"
 _MASKABLE_ARGUMENTS = "rl4lms_like.policies.arguments:MaskablePolicyArguments"

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, MissingExtraError
-from rl4lms_like.core.numbers import Count, Fraction, NonNegative, Positive, Whole
-from rl4lms_like.core.schema import check_arguments, check_value, join
-from rl4lms_like.core.wording import shown
 from rl4lms_like.engines import ENGINES
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
+from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Whole
+from rl4lms_like.system.schema import check_arguments, check_value, join
+from rl4lms_like.system.wording import shown
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
 

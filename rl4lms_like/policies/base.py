@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.base import GenerationEngine
@@ -41,13 +40,7 @@ from rl4lms_like.policies.arguments import (
     samples_other_distribution,
 )
 from rl4lms_like.policies.generation import TextGenerator
-from rl4lms_like.policies.loading import (
-    freeze,
-    load_networks,
-    load_value_head,
-    save_language_model,
-    save_value_head,
-)
+from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.parity import (
     check_parity,
@@ -60,6 +53,7 @@ from rl4lms_like.policies.parity import (
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
+from rl4lms_like.system.errors import ConfigError, ModelError
 
 
 class LMActorCriticPolicy(BasePolicy):

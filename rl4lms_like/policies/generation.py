@@ -39,13 +39,13 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer
 
 from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
+from rl4lms_like.system.errors import ModelError
 
 
 @contextmanager

@@ -40,7 +40,6 @@ from transformers import (
 from transformers.utils.hub import cached_file
 from transformers.utils.peft_utils import find_adapter_config_file
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import Unused, cannot_load, check_complete, load_complete, output_layer, place_of
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.lora import (
@@ -52,6 +51,7 @@ from rl4lms_like.policies.lora import (
     refuse_unknown_layers,
     save_adapters,
 )
+from rl4lms_like.system.errors import ModelError
 
 VALUE_HEAD = "value_head.safetensors"
 """File with the weight of a saved critic's head, next to its network."""

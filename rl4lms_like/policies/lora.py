@@ -24,9 +24,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import ConfigIssue, ModelError, import_extra
 from rl4lms_like.policies.arguments import LoraArguments
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigIssue, ModelError, import_extra
 
 NAME = "default"
 """PEFT's default adapter name."""

@@ -27,9 +27,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from rl4lms_like.core.disk import with_home
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
@@ -38,6 +36,8 @@ from rl4lms_like.policies.loading import auto_class_of, load_model, save_languag
 from rl4lms_like.policies.lora import copy_sharing_frozen, has_lora, merged
 from rl4lms_like.policies.parity import TOLERANCE, TOLERANCE_BFLOAT16, probe_episodes
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ModelError, ParityError
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ModelError, ParityError, RL4LMsLikeError
-from rl4lms_like.core.out_of_memory import is_out_of_memory
-from rl4lms_like.core.wording import raised
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
+from rl4lms_like.system.errors import ModelError, ParityError, RL4LMsLikeError
+from rl4lms_like.system.out_of_memory import is_out_of_memory
+from rl4lms_like.system.wording import raised
 
 logger = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.engines.base import GenerationEngine
+from rl4lms_like.system.ranks import Ranks
 
 if TYPE_CHECKING:
     from rl4lms_like.policies.base import LMActorCriticPolicy

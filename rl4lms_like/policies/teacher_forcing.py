@@ -32,7 +32,6 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.token_scores import (
     Distributions,
     Head,
@@ -43,6 +42,7 @@ from rl4lms_like.core.token_scores import (
     token_scores,
 )
 from rl4lms_like.policies.sharding import ShardedNetwork
+from rl4lms_like.system.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -10,10 +10,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
-from rl4lms_like.core.registry import Entry, Registry
-from rl4lms_like.core.secrets import with_values
-from rl4lms_like.core.wording import excerpt, raised
+from rl4lms_like.system.errors import ComponentError, RL4LMsLikeError
+from rl4lms_like.system.registry import Entry, Registry
+from rl4lms_like.system.secrets import with_values
+from rl4lms_like.system.wording import excerpt, raised
 
 TRIAL = "This is one sentence. This is another. Here comes a third. And this is the last."
 """Text on which a post-processor is tried before anything is loaded or written."""

@@ -1,7 +1,7 @@
 """Registry of the reward functions. `REWARDS` holds every reward by id; `reward_fn.id` in a config selects one."""
 
-from rl4lms_like.core.registry import Entry, Registry, derived_from
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
+from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 REWARDS = Registry(
     "reward",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rl4lms_like.core.numbers import Finite
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
 from rl4lms_like.scoring.reasoning_gym import ReasoningGym
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.numbers import Finite
 
 
 @dataclass(eq=False, kw_only=True)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.rewards.base import AnyReward, RewardOfParts
 from rl4lms_like.rewards.call import Leaf, is_batched, is_terminal, leaves, score_episodes
 from rl4lms_like.rewards.probes import N_PAD, N_WORDS, Probes
+from rl4lms_like.system.errors import RewardError
 
 KINDS = {
     "empty": "an empty response pays as much as a reference",

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 
 from annotated_types import MinLen
 
-from rl4lms_like.core.component_state import load_state, state_of
-from rl4lms_like.core.numbers import Finite
 from rl4lms_like.core.observation import Observation
+from rl4lms_like.system.component_state import load_state, state_of
+from rl4lms_like.system.numbers import Finite
 
 
 class RewardFunction(ABC):

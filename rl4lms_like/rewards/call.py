@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import beginning, excerpt, raised
 from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, RewardFunction, RewardOfParts
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.wording import beginning, excerpt, raised
 
 _LARGEST = float(np.finfo(np.float32).max)
 

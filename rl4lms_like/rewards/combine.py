@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.core.wording import InWords
 from rl4lms_like.rewards.base import RewardOfParts, RewardPart
 from rl4lms_like.rewards.call import is_terminal, score_transition
+from rl4lms_like.system.wording import InWords
 
 Part: TypeAlias = Annotated[RewardPart, InWords("a mapping with the keys id, args, weight, name")]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl4lms_like.core.numbers import Finite
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bert_score import BERTScore
 from rl4lms_like.scoring.classifier import DEFAULT_CLASSIFIER, Bleurt, IntentMatch, LabelProbability, RewardModelScore
@@ -12,6 +11,7 @@ from rl4lms_like.scoring.frozen import ModelArguments
 from rl4lms_like.scoring.meteor import meteor
 from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.numbers import Finite
 
 
 class LearnedBatchedRewardFunction(LabelProbability, ScoreReward):

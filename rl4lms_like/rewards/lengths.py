@@ -7,11 +7,11 @@ from typing import Annotated, Literal
 
 from annotated_types import Le
 
-from rl4lms_like.core.numbers import Count, NonNegative, Whole
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.rewards.text import LastTokenReward, ScoreReward
 from rl4lms_like.scoring.bleu import ngrams
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.numbers import Count, NonNegative, Whole
 
 
 @dataclass(eq=False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rl4lms_like.core.errors import import_extra
-from rl4lms_like.core.numbers import Finite, Positive
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.bleu import Bleu
 from rl4lms_like.scoring.captions import cider, frequencies_of_file, require_spice, spice
@@ -14,6 +12,8 @@ from rl4lms_like.scoring.rouge import RougeLMaxScore, RougeType, require_rouge, 
 from rl4lms_like.scoring.score import Texts, existing_file
 from rl4lms_like.scoring.totto import parent, totto_samples
 from rl4lms_like.scoring.translation import ChrF, SacreBleuScore, TranslationEditRate
+from rl4lms_like.system.errors import import_extra
+from rl4lms_like.system.numbers import Finite, Positive
 
 
 class MeteorRewardFunction(Meteor, ScoreReward):

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rl4lms_like.core.devices import Device, Dtype
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.core.model_weights import load_complete, place_of
-from rl4lms_like.core.numbers import Count, Finite, NonNegative
 from rl4lms_like.rewards.text import ScoreReward
 from rl4lms_like.scoring.classifier import batches_by_length
 from rl4lms_like.scoring.frozen import FrozenModel, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.meteor import meteor
 from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import MissingResourceError, ModelError
+from rl4lms_like.system.numbers import Count, Finite, NonNegative
 
 BASE = "google-t5/t5-11b"  # model from which the published weights were tuned; it provides config and tokenizer
 WEIGHTS_FILE = "t5-11b~commongen_prefs.pt"

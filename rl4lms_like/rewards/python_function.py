@@ -18,12 +18,12 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from rl4lms_like.core.event_loop import EventLoop, gathered
-from rl4lms_like.core.import_paths import ImportPath, RefusedImportError, imported
-from rl4lms_like.core.numbers import Count, Positive
-from rl4lms_like.core.wording import beginning, raised
 from rl4lms_like.rewards.text import TextReward
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.event_loop import EventLoop, gathered
+from rl4lms_like.system.import_paths import ImportPath, RefusedImportError, imported
+from rl4lms_like.system.numbers import Count, Positive
+from rl4lms_like.system.wording import beginning, raised
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
     POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
     200        {"rewards": [n]}
 
-`core.http_client` describes retries, errors and headers with secrets.
+`system.http_client` describes retries, errors and headers with secrets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rl4lms_like.core.event_loop import EventLoop, gathered
-from rl4lms_like.core.http_client import HttpClient, RemoteError
-from rl4lms_like.core.numbers import Count
 from rl4lms_like.rewards.text import ScoreReward, TextReward
 from rl4lms_like.scoring.judge import LLMJudge
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.event_loop import EventLoop, gathered
+from rl4lms_like.system.http_client import HttpClient, RemoteError
+from rl4lms_like.system.numbers import Count
 
 _LARGEST = sys.float_info.max
 

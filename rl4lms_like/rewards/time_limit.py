@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from rl4lms_like.core.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 T = TypeVar("T")
 

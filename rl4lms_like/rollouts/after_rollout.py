@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from stable_baselines3.common.vec_env import VecEnv
 
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.rollout import Rollout
+from rl4lms_like.system.ranks import Ranks
 
 
 def engine_gaps(rollout: Rollout, buffer: EpisodeBuffer, policy: LMActorCriticPolicy, ranks: Ranks) -> dict[str, float]:

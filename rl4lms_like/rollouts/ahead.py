@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import CheckpointError
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import CheckpointError
 
 if TYPE_CHECKING:
     from rl4lms_like.core.seeding import SeedStream

@@ -20,9 +20,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch, own_batches
-from rl4lms_like.core.errors import ConfigError, ConfigIssue, EngineError, ModelError, RL4LMsLikeError
-from rl4lms_like.core.out_of_memory import blame_memory_errors_on
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import SeedStream, derived_seed
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
@@ -41,6 +38,9 @@ from rl4lms_like.rollouts.rollout import (
     rollout_statistics,
     token_rewards,
 )
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, EngineError, ModelError, RL4LMsLikeError
+from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.ranks import Ranks
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rl4lms_like.core.registry import derived_from
+from rl4lms_like.system.registry import derived_from
 
 BASE = "stable_baselines3.common.on_policy_algorithm:OnPolicyAlgorithm"
 TEXT = "rl4lms_like.rollouts.text_rollouts:TextRollouts"

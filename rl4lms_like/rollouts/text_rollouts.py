@@ -21,10 +21,6 @@ from stable_baselines3.common.utils import configure_logger, get_device
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.core.interruption import Interruption
-from rl4lms_like.core.out_of_memory import blame_memory_errors_on
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.arguments import generates_ahead
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
@@ -33,6 +29,10 @@ from rl4lms_like.rollouts.kl import FixedKLController, KLController
 from rl4lms_like.rollouts.progress import UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.supported import unsupported, unsupported_with
+from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.ranks import Ranks
 
 Algorithm = TypeVar("Algorithm", bound=OnPolicyAlgorithm)
 

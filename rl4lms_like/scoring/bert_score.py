@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.devices import existing_device
-from rl4lms_like.core.errors import ModelError, import_extra
 from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, pooler, require_folder
-from rl4lms_like.core.numbers import Count, Whole
 from rl4lms_like.scoring.frozen import ModelArguments, longest_input, require_finite, shared, version_of
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.errors import ModelError, import_extra
+from rl4lms_like.system.numbers import Count, Whole
 
 _ROLE = "model of BERTScore"
 

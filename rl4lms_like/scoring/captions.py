@@ -35,9 +35,9 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.errors import MissingResourceError, import_extra
 from rl4lms_like.scoring.bleu import ORDER, ngrams_to_4
 from rl4lms_like.scoring.score import existing_file, json_texts
+from rl4lms_like.system.errors import MissingResourceError, import_extra
 
 SIGMA = 6.0  # standard deviation of the Gaussian penalty for a difference in length, in bigrams
 JAR = "spice-1.0.jar"

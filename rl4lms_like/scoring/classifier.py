@@ -20,10 +20,10 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.numbers import Count, Finite, NonNegative, Whole
 from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.numbers import Count, Finite, NonNegative, Whole
 
 if TYPE_CHECKING:
     import torch

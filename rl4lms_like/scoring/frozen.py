@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from rl4lms_like.core.devices import Device, Dtype, existing_device
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import cannot_load, check_complete, load_complete, place_of, require_folder
-from rl4lms_like.core.numbers import Count
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.numbers import Count
 
 T = TypeVar("T")
 _NO_LIMIT = 10**9  # larger values mean no limit: tokenizers without a limit report 1e30

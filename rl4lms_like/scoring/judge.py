@@ -7,7 +7,7 @@
     compare_with: references    fraction of its references against which a response wins
 
 A comparison is made in both orders, because language models prefer a position: it is won only if both orders agree,
-else it is a tie, which counts as a half (arXiv 2306.05685). `core.http_client` describes retries and errors.
+else it is a tie, which counts as a half (arXiv 2306.05685). `system.http_client` describes retries and errors.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.event_loop import EventLoop, gathered
-from rl4lms_like.core.http_client import HttpClient, RemoteError, check_url, secret_headers
-from rl4lms_like.core.numbers import Count, Finite, NonNegative, Positive, Whole
-from rl4lms_like.core.wording import beginning
 from rl4lms_like.scoring.answers import compiled, extracted
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.event_loop import EventLoop, gathered
+from rl4lms_like.system.http_client import HttpClient, RemoteError, check_url, secret_headers
+from rl4lms_like.system.numbers import Count, Finite, NonNegative, Positive, Whole
+from rl4lms_like.system.wording import beginning
 
 RATE = """\
 Rate the response to the prompt below.

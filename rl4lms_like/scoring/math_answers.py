@@ -28,9 +28,9 @@ from fractions import Fraction
 from functools import cache, lru_cache
 from typing import Literal
 
-from rl4lms_like.core.numbers import NonNegative
 from rl4lms_like.scoring.answers import compiled, extracted
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.numbers import NonNegative
 
 MAX_BITS = 4096  # maximum number of bits of a numerator or denominator
 MAX_DEPTH = 40  # maximum depth of nested brackets

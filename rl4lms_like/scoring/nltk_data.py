@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rl4lms_like.core.errors import MissingResourceError, import_extra
+from rl4lms_like.system.errors import MissingResourceError, import_extra
 
 EXTRA = "lexical"  # extra that installs NLTK
 CACHE_SIZE = 2**16  # number of words whose stems or synonyms are cached; about ten megabytes

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from rl4lms_like.core.errors import import_extra, require_extra
 from rl4lms_like.scoring.answers import ExactMatch, compiled, extracted
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.errors import import_extra, require_extra
 
 # Keys of `meta_data`: name and config of the data set, and its entry with the question.
 DATASET = "dataset"

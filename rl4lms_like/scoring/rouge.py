@@ -26,10 +26,10 @@ from functools import cache, cached_property, lru_cache
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.errors import import_extra
-from rl4lms_like.core.numbers import Fraction, Positive, Whole
 from rl4lms_like.scoring.nltk_data import CACHE_SIZE, EXTRA, porter, require_data, sentences, wordnet
 from rl4lms_like.scoring.score import Score, Texts, readings
+from rl4lms_like.system.errors import import_extra
+from rl4lms_like.system.numbers import Fraction, Positive, Whole
 
 RougeType: TypeAlias = Literal["rouge1", "rouge2", "rougeL", "rougeLsum"]
 

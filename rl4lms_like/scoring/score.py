@@ -19,8 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.wording import beginning
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.wording import beginning
 
 T = TypeVar("T")
 

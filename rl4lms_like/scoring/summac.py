@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from rl4lms_like.core.devices import existing_device
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.nltk_data import require_data, sentences
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import MissingResourceError, ModelError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.errors import MissingResourceError, import_extra
-from rl4lms_like.core.numbers import NonNegative
 from rl4lms_like.scoring.edit_rate import edits
 from rl4lms_like.scoring.nltk_data import EXTRA
 from rl4lms_like.scoring.score import Score, Texts, readings
+from rl4lms_like.system.errors import MissingResourceError, import_extra
+from rl4lms_like.system.numbers import NonNegative
 
 SmoothMethod: TypeAlias = Literal["exp", "floor", "add-k", "none"]
 

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from rl4lms_like.core.errors import ComponentError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
@@ -34,6 +33,7 @@ from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction
 from rl4lms_like.rewards.call import is_terminal, score_episodes
+from rl4lms_like.system.errors import ComponentError
 
 if TYPE_CHECKING:
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm

@@ -17,7 +17,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.schema import signature_of
+from rl4lms_like.system.schema import signature_of
 from rl4lms_like.testing.tabular import Enumeration, Gradients, Response, responses_of
 from rl4lms_like.testing.tabular_policy import LENGTH
 

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from rl4lms_like.algorithms.arguments import NLPOArguments
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
+from rl4lms_like.system.schema import signature_of
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
 
 SMALL = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "learning_rate": 1e-3, "critic_only_iterations": 0}

@@ -32,11 +32,11 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.kl_estimators import Estimator, Placement
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.schema import signature_of
 from rl4lms_like.core.token_masks import contains
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
+from rl4lms_like.system.schema import signature_of
 from rl4lms_like.testing.tabular_policy import END, LENGTH, VOCABULARY, Recorder, TabularPolicy
 
 Response = tuple[int, ...]

@@ -20,10 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import reason, share_permissions
-from rl4lms_like.core.errors import ComponentError, RL4LMsLikeError
-from rl4lms_like.core.secrets import masked, without_secrets
-from rl4lms_like.core.wording import printable
+from rl4lms_like.system.disk import reason, share_permissions
+from rl4lms_like.system.errors import ComponentError, RL4LMsLikeError
+from rl4lms_like.system.secrets import masked, without_secrets
+from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, experiment_folder
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 

@@ -25,8 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 from rich.text import Text
 
-from rl4lms_like.core.secrets import without_secrets
-from rl4lms_like.core.wording import accept_any_character, printable
+from rl4lms_like.system.secrets import without_secrets
+from rl4lms_like.system.wording import accept_any_character, printable
 from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink

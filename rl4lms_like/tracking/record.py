@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.core.wording import shown
+from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.wording import shown
 from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.sink import Epoch
 

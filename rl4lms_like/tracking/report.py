@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median_high
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import reason
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.disk import reason
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking import charts
 from rl4lms_like.tracking.charts import Curve, Series, format_number
 from rl4lms_like.tracking.credit import credit_of, signed

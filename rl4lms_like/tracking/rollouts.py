@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.core.wording import printable
+from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import RunRecord, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS

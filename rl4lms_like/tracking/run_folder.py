@@ -33,9 +33,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from rl4lms_like.core.disk import flush, reason, refuse_links, remove_path, with_filename
-from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
-from rl4lms_like.core.secrets import without_secrets
+from rl4lms_like.system.disk import flush, reason, refuse_links, remove_path, with_filename
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
+from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
 
 ROLLOUT_GROUPS = ("rollout_info/", "rollout/")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 
-from rl4lms_like.core.errors import import_extra
+from rl4lms_like.system.errors import import_extra
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 

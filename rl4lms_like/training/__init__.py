@@ -1,1 +1,1 @@
-"""Train and evaluate a run from its YAML file: config, assembly, trainer, evaluation."""
+"""Parts that runs of all kinds share: components, inputs, evaluation, alerts, checkpoints."""

@@ -18,15 +18,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.config.binding import POST_PROCESSING, build_component
+from rl4lms_like.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
 from rl4lms_like.core.chat_template import ChatTemplate
-from rl4lms_like.core.errors import (
-    ComponentError,
-    ConfigError,
-    ConfigIssue,
-    DataPoolError,
-    NotReadyError,
-    RL4LMsLikeError,
-)
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
@@ -35,8 +29,14 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.training.config.run_config import AnyConfig, ComponentConfig, MetricConfig, RunConfig, SupervisedConfig
+from rl4lms_like.system.errors import (
+    ComponentError,
+    ConfigError,
+    ConfigIssue,
+    DataPoolError,
+    NotReadyError,
+    RL4LMsLikeError,
+)
 
 REWARD = "reward_fn"
 POOL = "datapool"

@@ -13,10 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import MetricError
 from rl4lms_like.core.observation import TextLayout
-from rl4lms_like.core.out_of_memory import blame_memory_errors_on
-from rl4lms_like.core.ranks import Ranks
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.metrics.base import BaseMetric
@@ -25,6 +22,9 @@ from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
+from rl4lms_like.system.errors import MetricError
+from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.ranks import Ranks
 
 NOT_APPLICABLE = "n/a"
 """Value in a prediction for a metric that only scores whole splits."""

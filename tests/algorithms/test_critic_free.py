@@ -10,19 +10,19 @@ from stable_baselines3.common.vec_env import VecMonitor
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
 from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, OnlineDPO, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import whitened
-from rl4lms_like.core.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.core.objective import action_weights
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.kl import AdaptiveKLController, FixedKLController
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.system.errors import ConfigError, RewardError, RL4LMsLikeError
 from tests.algorithms.test_update import build, parameters
 from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
-from tests.training.configs import run_blocks
+from tests.configs import run_blocks
 
 IDS = [id for id in ALGORITHMS if ALGORITHMS.entry(id).target.startswith(policy_gradient.__name__)]
 IDS.remove("opd")  # needs a teacher: `test_opd`

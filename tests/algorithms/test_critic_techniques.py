@@ -12,18 +12,18 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.sao import SAO
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.algorithms.vapo import VAPO
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.settings import check_settings
 from rl4lms_like.core.advantages import length_adaptive_lambda
-from rl4lms_like.core.errors import ConfigError, ModelError
 from rl4lms_like.core.losses import clipped_surrogate
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import make_kl_controller
+from rl4lms_like.system.errors import ConfigError, ModelError
 from rl4lms_like.testing import models
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.settings import check_settings
 from tests.algorithms.test_update import build, parameters
 from tests.builders import episodes_of_lengths
-from tests.training.configs import run_blocks
+from tests.configs import run_blocks
 
 SGD = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}}
 

@@ -7,9 +7,9 @@ import torch
 
 from rl4lms_like.algorithms.nlpo import NLPO
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.token_masks import contains
 from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, POLICIES, SAMPLING, make_env
 

@@ -10,20 +10,20 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.algorithms.critic_free_arguments import OPDArguments
 from rl4lms_like.algorithms.policy_gradient import GRPO, OPD
-from rl4lms_like.core.errors import ConfigError, ModelError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.token_scores import Distributions, Head, vocabulary_kl
 from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.system.errors import ConfigError, ModelError
 from rl4lms_like.testing import models
 from rl4lms_like.testing.exact import reward
 from rl4lms_like.testing.tabular import LENGTH, Enumeration
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
 from tests.algorithms.test_critic_free import Binary, observing
 from tests.algorithms.test_update import build
 from tests.builders import episodes_of_lengths
 from tests.config_errors import raises_at
+from tests.configs import run_blocks
 from tests.laws.test_exact_gradients import assert_equal, gradient
-from tests.training.configs import run_blocks
 
 TEACHER = {"n_prompts": 1, "teacher_model": "teacher"}
 FORMS = [("advantage", "k1", None), ("loss", "full", None), ("loss", "top_k", 1)]

@@ -12,7 +12,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.algorithms.trpo import TRPO
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.system.errors import ModelError
 from tests.algorithms.test_update import build, parameters
 
 

@@ -9,9 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl4lms_like.algorithms import trpo
 from rl4lms_like.algorithms.trpo import TRPO
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.trust_region import categorical_kl
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.system.errors import ModelError
 from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
 

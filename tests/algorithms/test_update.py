@@ -15,16 +15,16 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
-from rl4lms_like.core.errors import ModelError, RL4LMsLikeError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.settings import check_settings
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.rollout import Rollout
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
+from rl4lms_like.system.errors import ModelError, RL4LMsLikeError
 from rl4lms_like.testing import models
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.settings import check_settings
 from tests.builders import POLICIES, SAMPLING, make_env
 from tests.config_errors import raises_at
-from tests.training.configs import run_blocks
+from tests.configs import run_blocks
 
 
 def build(

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from rl4lms_like.core.errors import MetricError, RewardError
+from rl4lms_like.system.errors import MetricError, RewardError
 from tests.arguments.seen import Acts, Silent, Tried
 from tests.judge_server import Answer, JudgeServer, judge_server, varied
 

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from rl4lms_like.core.errors import RL4LMsLikeError
 from rl4lms_like.scoring import captions, frozen
+from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.arguments.seen import Tried
 from tests.scoring.test_spice import STAND_IN
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rl4lms_like.core.errors import RewardError
+from rl4lms_like.system.errors import RewardError
 from tests.arguments import judge
 from tests.arguments.rules import ANSWERS, NUMBERS, SHARED, Rows
 from tests.arguments.seen import PAIRS, Acts, Sight, Texts, Tried, pairs

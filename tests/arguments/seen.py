@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.config.binding import build_component
+from rl4lms_like.config.run_config import ComponentConfig
 from rl4lms_like.core.observation import Observation, TextLayout
-from rl4lms_like.core.registry import Registry
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.rewards.call import score_episodes
+from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.registry import Registry
 from rl4lms_like.testing.models import make_tokenizer
-from rl4lms_like.training.config.binding import build_component
-from rl4lms_like.training.config.run_config import ComponentConfig
 from tests.catalogue import Places
 
 PAIRS: Sequence[tuple[str, Sequence[str], str]] = (

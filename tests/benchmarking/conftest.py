@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rl4lms_like.benchmarking.jobs import Result, jobs_of, prepare_folder, write_result
-from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.config.yaml_file import dump_yaml
 
 RUN = {
     "tokenizer": {"model_name": "no-such-owner/gpt2"},

@@ -14,8 +14,8 @@ from rl4lms_like.benchmarking.jobs import jobs_of, read_result, state_of
 from rl4lms_like.benchmarking.ray_cluster import unreadable
 from rl4lms_like.benchmarking.runner import benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.core.errors import MissingExtraError
-from rl4lms_like.core.import_paths import CODE_VARIABLE
+from rl4lms_like.system.errors import MissingExtraError
+from rl4lms_like.system.import_paths import CODE_VARIABLE
 from tests.benchmarking.conftest import write_spec
 from tests.benchmarking.test_runner import CLI, wait_for
 from tests.config_errors import raises_at

@@ -18,7 +18,7 @@ from rl4lms_like.benchmarking.results import collect, compare, summary_texts
 from rl4lms_like.benchmarking.runner import benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.benchmarking.statistics import summarize
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.record import read_run
 from tests.benchmarking.conftest import finish, write_spec
 

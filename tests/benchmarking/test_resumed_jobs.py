@@ -97,7 +97,7 @@ def test_a_run_whose_result_alone_is_missing_is_not_trained_again(job, monkeypat
     scores = read_result(job.folder).scores
     (job.folder / "result.json").unlink()
     assert state_of(job) == "stopped"
-    monkeypatch.setattr("rl4lms_like.training.run.train_config", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr("rl4lms_like.run.train_config", lambda *_, **__: pytest.fail("trained again"))
     prepare_folder(job)
     assert worker.main(job.folder) == 0
     assert (read_result(job.folder).scores, read_result(job.folder).resumed) == (scores, 2)

@@ -17,7 +17,7 @@ from rl4lms_like.benchmarking import jobs, runner, worker
 from rl4lms_like.benchmarking.jobs import at_work, claimed, jobs_of, prepare_folder, read_result, state_of
 from rl4lms_like.benchmarking.runner import Display, benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.benchmarking.conftest import finish, write_spec
 
 CLI = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n" \
@@ -279,7 +279,7 @@ def test_what_nobody_expected_is_written_to_the_output_without_secrets(tmp_path,
         raise RuntimeError("the server does not know correct-horse-battery-staple")
 
     monkeypatch.setenv("JUDGE_API_KEY", "correct-horse-battery-staple")
-    monkeypatch.setattr("rl4lms_like.training.run.train_config", fail)
+    monkeypatch.setattr("rl4lms_like.run.train_config", fail)
     (job,) = jobs_of(load_benchmark(write_spec(tmp_path, model=tiny_gpt2_dir, runs={"a": {}}, seeds=1)))
     prepare_folder(job)
     monkeypatch.setattr(worker, "end_with_the_runner", lambda: None)

@@ -9,8 +9,8 @@ import pytest
 
 from rl4lms_like.benchmarking.jobs import jobs_of
 from rl4lms_like.benchmarking.spec import BenchmarkSpec, CurveSpec, RunSpec, grid_points, load_benchmark
-from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.training.catalogue import table_rows
+from rl4lms_like.catalogue import table_rows
+from rl4lms_like.system.errors import ConfigError
 from tests.benchmarking.conftest import write_spec
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY

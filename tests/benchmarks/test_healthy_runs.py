@@ -7,9 +7,9 @@ import json
 import pytest
 
 from benchmarks.healthy_runs import RESULTS, ROOT, RUNS, summary, what_was_said
-from rl4lms_like.training.config.run_config import load_config
-from rl4lms_like.training.doctor.alerts import ALERTS
-from rl4lms_like.training.run import train_config
+from rl4lms_like.config.run_config import load_config
+from rl4lms_like.on_policy.doctor.alerts import ALERTS
+from rl4lms_like.run import train_config
 
 SHORTER = (
     "train_evaluation.n_iters=8", "train_evaluation.eval_every=4", "train_evaluation.save_model=false",

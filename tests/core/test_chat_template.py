@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.core.chat_template import ChatTemplate
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import DataPoolError
 from tests.chat_models import BOS, CHATML, END, FORGETFUL, MARKED, NO_SYSTEM, PLAIN, START, chat_tokenizer
 from tests.config_errors import raises_at
 

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.core.model_weights import check_complete, load_complete, output_layer
 from rl4lms_like.metrics.learned import BERTScoreMetric
 from rl4lms_like.metrics.perplexity import ReferencePerplexity
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.rewards.learned import LearnedBatchedRewardFunction, RewardModel
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.builders import make_policy
 from tests.local_models import LOCAL_MODELS

@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError, MissingResourceError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.cnn_daily_mail import CNNDailyMail, article_and_highlights
+from rl4lms_like.system.errors import DataPoolError, MissingResourceError
 from rl4lms_like.testing.checkers import check_data_pool
 
 ROWS = [{"id": str(n), "article": f"Don't worry, it's {n} p.m. All is well.", "highlights": f"It is {n} .\nWell .",}

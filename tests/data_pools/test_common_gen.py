@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.common_gen import CommonGen
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 ARGS = {"concept_separator_token": " ", "concept_end_token": ".", "prefix": "generate a sentence with: "}

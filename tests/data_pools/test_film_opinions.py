@@ -10,7 +10,6 @@ from collections import Counter
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools.film_opinions import (
     RULES,
     FilmOpinions,
@@ -20,6 +19,7 @@ from rl4lms_like.data_pools.film_opinions import (
     split_opinion,
     write,
 )
+from rl4lms_like.system.errors import DataPoolError
 
 N = 3000
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.gsm8k import Gsm8k
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 

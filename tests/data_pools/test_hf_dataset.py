@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.hf_dataset import HfDatasetPool
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 datasets = pytest.importorskip("datasets")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import datasets
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.imdb import IMDB, IMDBForSeq2Seq, halves
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 REVIEWS = [{"text": f"Review {index} is  the best", "label": index % 2} for index in range(50)]

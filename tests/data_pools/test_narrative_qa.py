@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.narrative_qa import NarrativeQA
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 LINES = (

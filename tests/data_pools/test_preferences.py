@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Preference
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.preferences import common_beginning
+from rl4lms_like.system.errors import DataPoolError
 
 USER = {"role": "user", "content": "Is it good?"}
 GOOD = {"role": "assistant", "content": "Very."}

@@ -14,8 +14,8 @@ import datasets
 import pytest
 
 from rl4lms_like import DATA_POOLS
-from rl4lms_like.core.errors import DataPoolError, MissingExtraError
 from rl4lms_like.data_pools.published import CONVERTED, HubTable, PublishedPool, Source, downloaded
+from rl4lms_like.system.errors import DataPoolError, MissingExtraError
 
 
 class MyPool(PublishedPool):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.system.errors import DataPoolError
 
 pytest.importorskip("reasoning_gym", reason="needs the extra 'reasoning'")
 

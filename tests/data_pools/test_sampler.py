@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.dummy import DummyPool
 from rl4lms_like.data_pools.sampler import DifficultySampler, PrioritySampler
+from rl4lms_like.system.errors import DataPoolError
 
 SAMPLES = [Sample(str(index), f"prompt {index}") for index in range(4)]
 WEIGHTS = [1.0, 0.0, 3.0, 0.5]

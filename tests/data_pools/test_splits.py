@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.splits import SPLITS, Splitting
+from rl4lms_like.system.errors import DataPoolError
 
 
 def share_of(n_rows, split, ratios, seed):

@@ -10,8 +10,8 @@ import datasets
 import pyarrow.parquet
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError, MissingExtraError
 from rl4lms_like.data_pools.tables import paired_lines, table_rows
+from rl4lms_like.system.errors import DataPoolError, MissingExtraError
 
 ROWS = [{"q": "Why,\nthen?", "a": "So."}, {"q": "Wörum?", "a": ""}]
 LINES = "".join(json.dumps(row) + "\n" for row in ROWS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools.files import TextPool
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 LINES = 'Once upon  a time there was a cat. It slept!\n\nShort.\n"Hello." said Mr. Fox. He left.\n'

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.data_pools.totto import STAGES, ToTTo
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 CELLS = [

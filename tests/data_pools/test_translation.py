@@ -7,14 +7,9 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import DataPoolError
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.translation import (
-    WMT,
-    IWSLT2017EnDe,
-    WMT14PreprocessedEnDe,
-    WMT16NewsOnlyDatasetEnDe,
-)
+from rl4lms_like.data_pools.translation import WMT, IWSLT2017EnDe, WMT14PreprocessedEnDe, WMT16NewsOnlyDatasetEnDe
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.checkers import check_data_pool
 
 PAIR = {"source_language": "en", "target_language": "de"}

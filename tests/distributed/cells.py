@@ -13,21 +13,21 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from rl4lms_like.config.run_config import RunConfig, SupervisedConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.ranks import Ranks, process_ranks
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.offline.assemble_preferences import assemble_preferences
+from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.reference_trainer import trained
+from rl4lms_like.offline.trainer import SupervisedTrainer
+from rl4lms_like.on_policy.assemble import Run, assemble
+from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.policies.sharding import whole
+from rl4lms_like.system.ranks import Ranks, process_ranks
 from rl4lms_like.tracking.base import SilentTracker, Tracker
-from rl4lms_like.training.assemble import Run, assemble
-from rl4lms_like.training.config.run_config import RunConfig, SupervisedConfig, parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
-from rl4lms_like.training.preferences.assemble import assemble_preferences
-from rl4lms_like.training.supervised.assemble import assemble_supervised
-from rl4lms_like.training.supervised.reference_trainer import trained
-from rl4lms_like.training.supervised.trainer import SupervisedTrainer
-from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.builders import LowTokens
-from tests.training.preferences.preference_runs import blocks
+from tests.offline.preferences.preference_runs import blocks
 
 N_ENVS = 6
 """Divisible by two and by three processes; two processes also divide it in groups of three."""
@@ -207,7 +207,7 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     model = models / (f"{family}_without_dropout" if id == "supervised" else family)
     mapping = blocks(id, model, file, kind, num_train_epochs=1, max_steps=4, **given)
     if id == "supervised":
-        mapping["datapool"] = {"id": "tests.training.supervised.test_trainer:Uneven"}
+        mapping["datapool"] = {"id": "tests.offline.supervised.test_trainer:Uneven"}
         del mapping["alg"]["args"]
     elif cell == STATEFUL_OFFLINE:
         mapping["alg"]["args"]["dropout"] = True

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from rl4lms_like.core.errors import RankError
-from rl4lms_like.core.ranks import ProcessGroup, Ranks, process_ranks
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.system.errors import RankError
+from rl4lms_like.system.ranks import ProcessGroup, Ranks, process_ranks
 from tests.config_errors import raises_at
 from tests.distributed.cells import BASE, GROUPS, POLICY
 from tests.distributed.test_several_processes import free_port

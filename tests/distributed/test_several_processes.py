@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rl4lms_like.core.ranks import Ranks
+from rl4lms_like.system.ranks import Ranks
 from tests.distributed.cells import (
     BFLOAT16,
     CELLS,
@@ -28,7 +28,7 @@ from tests.distributed.cells import (
     train_in_group,
 )
 from tests.engines.vllm_server import VllmServer
-from tests.training.preferences.preference_runs import written
+from tests.offline.preferences.preference_runs import written
 
 TOLERANCE = 1e-5
 RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_THREE]

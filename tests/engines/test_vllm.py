@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ConfigError, EngineError, ModelError
 from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.system.errors import ConfigError, EngineError, ModelError
 from rl4lms_like.testing import models
 from tests.builders import SAMPLING, make_policy
 from tests.engines.vllm_server import VllmServer, send

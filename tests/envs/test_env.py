@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rl4lms_like.core.errors import DataPoolError, RewardError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs import ENV_ID
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.system.errors import DataPoolError, RewardError
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
-from rl4lms_like.core.errors import RewardError, RL4LMsLikeError
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.system.errors import RewardError, RL4LMsLikeError
 from tests.config_errors import raises_at
 
 

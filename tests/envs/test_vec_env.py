@@ -12,7 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.data_pools.dummy import DummyPool
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
@@ -20,6 +19,7 @@ from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.sentiment import SentimentReward
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.system.errors import RewardError
 
 N_ENVS = 3
 EOS = 1

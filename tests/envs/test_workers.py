@@ -17,11 +17,11 @@ import cloudpickle
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.envs.workers import _end_of
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.sentiment import SentimentReward
+from rl4lms_like.system.errors import RewardError
 
 N_ENVS = 5
 

@@ -11,11 +11,13 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.core.errors import MissingResourceError
+from rl4lms_like.config.binding import build_component
+from rl4lms_like.config.run_config import ComponentConfig
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.errors import MissingResourceError
 from rl4lms_like.testing import (
     check_algorithm,
     check_data_pool,
@@ -23,8 +25,6 @@ from rl4lms_like.testing import (
     check_post_processor,
     check_reward_function,
 )
-from rl4lms_like.training.config.binding import build_component
-from rl4lms_like.training.config.run_config import ComponentConfig
 from tests import catalogue
 from tests.catalogue import Places, Row
 from tests.conftest import REPOSITORY

@@ -27,12 +27,12 @@ import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.options import build_parser
-from rl4lms_like.training.config.binding import REGISTRIES, run_kind
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml, parse_yaml
-from rl4lms_like.training.preferences.pipeline import parse_pipeline
-from rl4lms_like.training.quickstart import _parser as quickstart_parser
-from rl4lms_like.training.run import train_config
+from rl4lms_like.config.binding import REGISTRIES, run_kind
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
+from rl4lms_like.offline.pipeline import parse_pipeline
+from rl4lms_like.quickstart import _parser as quickstart_parser
+from rl4lms_like.run import train_config
 from tests.config_errors import raises_at
 
 ROOT = Path(__file__).resolve().parents[2]

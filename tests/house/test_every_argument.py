@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from rl4lms_like.core.registry import Registry
-from rl4lms_like.core.schema import signature_of
-from rl4lms_like.core.wording import help_of
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.registry import Registry
+from rl4lms_like.system.schema import signature_of
+from rl4lms_like.system.wording import help_of
 from tests import catalogue
 from tests.arguments import metrics, pools, rewards
 from tests.arguments.seen import Acts, Refused, Silent, Tried, observed

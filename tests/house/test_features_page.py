@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
-from rl4lms_like.core.errors import ConfigError
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.system.errors import ConfigError
+from tests.configs import run_blocks
 from tests.conftest import REPOSITORY
-from tests.training.configs import run_blocks
 
 POLICY = "alg.policy.args"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}

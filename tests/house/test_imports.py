@@ -11,11 +11,11 @@ LIGHT = (
     "rl4lms_like.benchmarking.spec",
     "rl4lms_like.cli",
     "rl4lms_like.cli.options",
-    "rl4lms_like.core.errors",
+    "rl4lms_like.system.errors",
     "rl4lms_like.core.observation",
-    "rl4lms_like.core.registry",
+    "rl4lms_like.system.registry",
     "rl4lms_like.core.sample",
-    "rl4lms_like.core.schema",
+    "rl4lms_like.system.schema",
     "rl4lms_like.data_pools",
     "rl4lms_like.data_pools.base",
     "rl4lms_like.metrics",
@@ -23,9 +23,9 @@ LIGHT = (
     "rl4lms_like.policies.arguments",
     "rl4lms_like.rewards",
     "rl4lms_like.rewards.base",
-    "rl4lms_like.training.config.run_config",
-    "rl4lms_like.training.post_train",
-    "rl4lms_like.training.preferences.pipeline",
+    "rl4lms_like.config.run_config",
+    "rl4lms_like.post_train",
+    "rl4lms_like.offline.pipeline",
 )
 HEAVY = ("torch", "transformers", "stable_baselines3", "pandas", "datasets")
 

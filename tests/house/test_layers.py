@@ -37,7 +37,7 @@ def test_an_untouched_copy_is_accepted_too(copy):
 
 
 def test_upward_imports_imports_of_siblings_and_folders_without_a_layer_are_refused(copy):
-    with (copy / "rl4lms_like/core/errors.py").open("a") as module:
+    with (copy / "rl4lms_like/system/errors.py").open("a") as module:
         module.write("\n\ndef upward():\n    from rl4lms_like.rewards import base\n\n    return base\n")
     with (copy / "rl4lms_like/metrics/base.py").open("a") as module:
         module.write("\nimport rl4lms_like.rewards.base\n")
@@ -45,5 +45,5 @@ def test_upward_imports_imports_of_siblings_and_folders_without_a_layer_are_refu
     (copy / "rl4lms_like/helpers/__init__.py").write_text('"""A folder that no layer lists."""\n')
     outcome = lint_imports(copy)
     assert outcome.returncode != 0
-    for refused in ("core.errors -> rl4lms_like.rewards.base", "metrics.base -> rl4lms_like.rewards.base", "helpers"):
+    for refused in ("system.errors -> rl4lms_like.rewards.base", "metrics.base -> rl4lms_like.rewards.base", "helpers"):
         assert f"rl4lms_like.{refused}" in outcome.stdout

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rl4lms_like.catalogue import page as catalogue_page
 from rl4lms_like.cli import main
 from rl4lms_like.rewards import EXPLAINED_FINDINGS, REWARDS
-from rl4lms_like.training.catalogue import page as catalogue_page
 from scripts.docs import reward_audits
 from scripts.docs.reward_audits import AUDITED, NOT_AUDITED, OF_THE_MACHINE, page
 from tests.conftest import REPOSITORY

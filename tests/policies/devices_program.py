@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from rl4lms_like.core.schema import at
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.on_policy.assemble import Run, assemble
+from rl4lms_like.on_policy.trainer import OnPolicyTrainer
+from rl4lms_like.system.schema import at
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.assemble import Run, assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
-from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.policies.second_device import SECOND, register
 
 

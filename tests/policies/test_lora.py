@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.core.errors import MissingExtraError, ModelError
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.loading import load_model, load_tokenizer, whole_checkpoint
 from rl4lms_like.policies.lora import has_lora
 from rl4lms_like.policies.parity import check_parity
 from rl4lms_like.rollouts.kl import FixedKLController
+from rl4lms_like.system.errors import MissingExtraError, ModelError
 from rl4lms_like.testing import models
 from tests.builders import SAMPLING, make_env, make_policy
 

@@ -11,10 +11,10 @@ import zipfile
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config, load_tokenizer
 from rl4lms_like.scoring.classifier import Classifier
 from rl4lms_like.scoring.summac import Head
+from rl4lms_like.system.errors import ModelError
 
 
 class Act:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.masked import own_special_tokens
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, make_policy
 from tests.config_errors import raises_at

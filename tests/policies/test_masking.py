@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rl4lms_like.core.errors import ModelError, ParityError
 from rl4lms_like.core.token_masks import contains, n_allowed, pack, unpack
 from rl4lms_like.policies import masked
 from rl4lms_like.policies.masked import MaskablePolicy, MaskRule
+from rl4lms_like.system.errors import ModelError, ParityError
 from rl4lms_like.testing import models
 from tests.builders import MASKABLE, make_env, make_policy
 

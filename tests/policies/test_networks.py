@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.policies.loading import load_model, save_language_model
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.builders import POLICIES, SAMPLING, make_env, make_policy
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import ComponentError, MissingResourceError
-from rl4lms_like.core.schema import signature_of
 from rl4lms_like.post_processors import POST_PROCESSORS, PostProcessorRegistry, post_process, try_post_processor
+from rl4lms_like.system.errors import ComponentError, MissingResourceError
+from rl4lms_like.system.schema import signature_of
 from tests.config_errors import raises_at
 
 

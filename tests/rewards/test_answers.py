@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.call import score_episodes, score_transition
 from rl4lms_like.rewards.lengths import LengthPenalty, RepetitionPenalty, SoftOverlong
+from rl4lms_like.system.errors import RewardError
 from rl4lms_like.testing.checkers import check_reward_function
 
 ROWS = [

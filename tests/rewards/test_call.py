@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.core.wording import excerpt
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.call import score_episodes, score_transition
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.wording import excerpt
 
 
 class Pays(RewardFunction):

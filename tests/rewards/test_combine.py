@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import BatchedRewardFunction, RewardFunction
@@ -21,6 +20,7 @@ from rl4lms_like.rewards.call import (
 from rl4lms_like.rewards.combine import CombinedReward, shaped
 from rl4lms_like.rewards.sentiment import SentimentReward
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.system.errors import RewardError
 from rl4lms_like.testing.checkers import check_reward_function
 
 

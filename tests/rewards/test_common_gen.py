@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import ComponentError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.errors import ComponentError
 from rl4lms_like.testing.checkers import check_reward_function
 
 PROMPT = "generate a sentence with: dog run field."

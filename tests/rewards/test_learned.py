@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.schema import check_arguments
 from rl4lms_like.testing.checkers import check_metric, check_reward_function
 from tests.local_models import LOCAL_MODELS
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import MissingResourceError, RewardError
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.call import score_episodes
+from rl4lms_like.system.errors import MissingResourceError, RewardError
 from rl4lms_like.testing.checkers import check_reward_function
 from tests.rewards_in_workers import EpisodesOfTexts
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.core.errors import MissingResourceError
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring.meteor import meteor
+from rl4lms_like.system.errors import MissingResourceError
 from rl4lms_like.testing.checkers import check_reward_function
 
 SAMPLES = [

@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RewardError
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -20,6 +19,7 @@ from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rewards.python_function import PythonReward
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import RewardError
 from rl4lms_like.testing.checkers import check_reward_function
 from tests.builders import episodes_of_lengths
 

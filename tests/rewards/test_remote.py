@@ -16,12 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from rl4lms_like.core.errors import RewardError
-from rl4lms_like.core.http_client import RemoteError, secret_headers
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.remote import HttpReward
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.http_client import RemoteError, secret_headers
 from rl4lms_like.testing.checkers import SAMPLES, check_reward_function
 from tests.builders import episodes_of_lengths
 
@@ -213,7 +213,7 @@ def test_back_off_doubles_and_retry_after_is_honoured(scorer, reward, monkeypatc
     async def pause(seconds):
         slept.append(seconds)
 
-    monkeypatch.setattr("rl4lms_like.core.http_client._pause", pause)
+    monkeypatch.setattr("rl4lms_like.system.http_client._pause", pause)
     scorer.answer = first(status(500), status(500), status(500))
     assert scores(reward(retries=3, backoff_s=0.5)) == [1, 2, 3]
     assert slept == [0.5, 1.0, 2.0]

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from rl4lms_like.core.errors import ConfigError
 from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
+from rl4lms_like.system.errors import ConfigError
 from tests.config_errors import raises_at
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs SIGALRM")

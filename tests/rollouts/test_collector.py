@@ -8,7 +8,6 @@ import pytest
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
-from rl4lms_like.core.errors import ModelError, RewardError
 from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.rewards.base import RewardFunction, RewardPart
 from rl4lms_like.rewards.combine import CombinedReward
@@ -16,6 +15,7 @@ from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.rollout import RolloutOptions
+from rl4lms_like.system.errors import ModelError, RewardError
 from tests.builders import LowTokens, make_env, make_policy
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring.classifier import CHECKPOINTS, Bleurt
+from rl4lms_like.system.errors import ModelError
 from tests.local_models import LOCAL_MODELS
 from tests.texts import texts
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from rl4lms_like.core.errors import ModelError
 from rl4lms_like.scoring.classifier import Classifier, LabelProbability
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing.models import make_tokenizer, save_model
 from tests.local_models import LOCAL_MODELS
 from tests.texts import texts

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rl4lms_like.core.devices import existing_device, is_device
-from rl4lms_like.core.errors import ModelError
-from rl4lms_like.core.schema import check_arguments
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring.frozen import FrozenModel, longest_input
+from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.schema import check_arguments
 from tests.local_models import LOCAL_MODELS
 
 CLASSIFIER = "AutoModelForSequenceClassification"

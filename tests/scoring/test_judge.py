@@ -13,8 +13,7 @@ from datetime import date
 
 import pytest
 
-from rl4lms_like.core.errors import RewardError
-from rl4lms_like.core.http_client import RemoteError
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.call import compute_metric
@@ -22,13 +21,14 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.scoring.judge import AnswerCache, LLMJudge, json_value
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.http_client import RemoteError
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config.run_config import parse_config
 from tests.arguments.seen import Texts as Written
 from tests.arguments.seen import episodes
 from tests.config_errors import raises_at
+from tests.configs import run_blocks
 from tests.judge_server import Answer, judge_server
-from tests.training.configs import run_blocks
 
 SECRET = "s3cr3t-t0ken"
 WORDS = re.compile(r"\[Response\]\n(.*)\n\n", re.DOTALL)

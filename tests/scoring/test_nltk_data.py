@@ -9,10 +9,10 @@ import zipfile
 
 import pytest
 
-from rl4lms_like.core.errors import MissingResourceError
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.scoring import nltk_data
 from rl4lms_like.scoring.nltk_data import sentences, three_sentence_summary, wordnet, words
+from rl4lms_like.system.errors import MissingResourceError
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.rewards.preference import CommonGenPrefRM, n_missing
+from rl4lms_like.system.errors import MissingResourceError, ModelError
 from rl4lms_like.testing.models import make_seq2seq_lm, make_tokenizer, save_model
 from tests.texts import texts
 

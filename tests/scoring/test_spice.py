@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rl4lms_like.core.errors import MissingExtraError, MissingResourceError
 from rl4lms_like.scoring import captions as module
 from rl4lms_like.scoring.captions import CORENLP_JARS, require_spice, spice
+from rl4lms_like.system.errors import MissingExtraError, MissingResourceError
 
 STAND_IN = """#!{python}
 import json, sys, time

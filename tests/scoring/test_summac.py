@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rl4lms_like.core.errors import MissingResourceError, ModelError
 from rl4lms_like.metrics.consistency import SummaCConvMetric, SummaCZSMetric
 from rl4lms_like.scoring import summac
 from rl4lms_like.scoring.summac import CARDS, Head, Labels, NliModel, chunks, labels_of, zero_shot
+from rl4lms_like.system.errors import MissingResourceError, ModelError
 from rl4lms_like.testing.checkers import check_metric
 from tests.oracles.test_summac import make_head, make_nli
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking import RunDescription, Sink, Tracker
 from rl4lms_like.tracking.run_folder import RunFolder, write_whole
 

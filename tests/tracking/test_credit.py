@@ -9,7 +9,7 @@ from math import exp
 import numpy as np
 import pytest
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking import Tracker, credit, write_report
 from rl4lms_like.tracking.credit import QUANTITIES, Scale, classes_of, visible
 from rl4lms_like.tracking.run_folder import CREDIT_FILE

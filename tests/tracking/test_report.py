@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking import Tracker, write_report
 from rl4lms_like.tracking.charts import CURVES
 from rl4lms_like.tracking.console import COLUMNS

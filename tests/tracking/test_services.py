@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from rl4lms_like.core.errors import MissingExtraError
+from rl4lms_like.system.errors import MissingExtraError
 from rl4lms_like.tracking import Sink, Tracker
 
 

@@ -23,13 +23,13 @@ import torch
 from stable_baselines3.common.logger import Logger
 from transformers import AutoConfig, AutoTokenizer
 
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.config.run_config import RunConfig, parse_config
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.config.run_config import RunConfig, parse_config
-from tests.training.doctor.histories import history
+from tests.on_policy.doctor.histories import history
 
 
 @dataclass
@@ -72,11 +72,11 @@ def observed(blocks: dict[str, Any], sight: Sight, folder: Path, patch: Any) -> 
     config = parse_config(blocks)
     try:
         if isinstance(config, RunConfig):
-            from rl4lms_like.training.assemble import assemble
+            from rl4lms_like.on_policy.assemble import assemble
 
             made = Made(shared(blocks, config) if sight in LOOKS else assemble(config), folder, loaded)
         else:
-            from rl4lms_like.training.supervised.assemble import assemble_supervised
+            from rl4lms_like.offline.assemble_supervised import assemble_supervised
 
             made = Made(assemble_supervised(config), folder, loaded)
         try:
@@ -98,7 +98,7 @@ _SHARED: dict[str, Any] = {}
 
 def shared(blocks: dict[str, Any], config: RunConfig) -> Any:
     """A run that differs from others in its `doctor` block only, whose objects they have in common."""
-    from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.on_policy.assemble import assemble
 
     rest = repr({key: value for key, value in blocks.items() if key != "doctor"})
     if rest not in _SHARED:
@@ -225,7 +225,7 @@ def saved_tokenizer(made: Made) -> dict[str, Any]:
 
 def whole_run(made: Made) -> dict[str, Any]:
     """Which files a run leaves, how many lines and texts they have, and how many prompts it generated for at a time."""
-    from rl4lms_like.training.trainer import OnPolicyTrainer
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
     batches: list[int] = []
     generate = made.policy.generator.generate
@@ -252,7 +252,7 @@ def passes(made: Made) -> int:
 
 def table_lines(made: Made) -> int:
     """How many lines of Stable-Baselines3's tables a run prints."""
-    from rl4lms_like.training.trainer import OnPolicyTrainer
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
     out = io.StringIO()
     with contextlib.redirect_stdout(out), Tracker(made.folder, {}, "p", "e", None, False) as tracker:
@@ -266,9 +266,10 @@ class TrackerReachedError(Exception):
 
 def at_the_tracker(made: Made, observe: Callable[[dict[str, Any]], Any]) -> Any:
     """What is observed when a run creates its tracker, from the tracker's arguments."""
+    from rl4lms_like import run
+    from rl4lms_like.offline import assemble_supervised as supervised
+    from rl4lms_like.on_policy import assemble
     from rl4lms_like.tracking import base
-    from rl4lms_like.training import assemble, run
-    from rl4lms_like.training.supervised import assemble as supervised
 
     found: list[Any] = []
 
@@ -287,7 +288,7 @@ def at_the_tracker(made: Made, observe: Callable[[dict[str, Any]], Any]) -> Any:
 
 def waits(made: Made) -> Any:
     """Seconds that a process of several waits for the others."""
-    from rl4lms_like.training import run
+    from rl4lms_like import run
 
     found: list[float] = []
 
@@ -327,7 +328,7 @@ def files_of(folder: Path) -> dict[str, Any]:
 
 def best(made: Made) -> Any:
     """Which evaluation is the best, and by which score."""
-    from rl4lms_like.training.trainer import OnPolicyTrainer
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         trainer = OnPolicyTrainer(made.run, tracker)
@@ -369,9 +370,9 @@ def alarms(**signs: Any) -> Sight:
     """What the doctor finds, with the numbers it compares: in a sick history, some of its signs changed."""
 
     def seen(made: Made) -> Any:
-        from rl4lms_like.training.doctor.alerts import ALERTS, reward_hacking
-        from rl4lms_like.training.doctor.callback import context_of
-        from rl4lms_like.training.doctor.diagnostics import Evaluations, HeldOutScore
+        from rl4lms_like.on_policy.doctor.alerts import ALERTS, reward_hacking
+        from rl4lms_like.on_policy.doctor.callback import context_of
+        from rl4lms_like.on_policy.doctor.diagnostics import Evaluations, HeldOutScore
 
         case = context_of(made.run)
         past = history(**{**SICK, **signs})
@@ -388,7 +389,7 @@ def alarms(**signs: Any) -> Sight:
 
 def evaluated(made: Made) -> dict[str, float]:
     """The scores of the first evaluation on `val`."""
-    from rl4lms_like.training.trainer import OnPolicyTrainer
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         evaluation = OnPolicyTrainer(made.run, tracker).evaluate(("val",))["val"]
@@ -412,7 +413,7 @@ def examples(made: Made) -> Any:
 
 def tuned(made: Made) -> Any:
     """The weights and files of the whole run."""
-    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
+    from rl4lms_like.offline.trainer import SupervisedTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         SupervisedTrainer(made.run, tracker).train_and_eval()
@@ -436,7 +437,7 @@ def written_together(made: Made) -> list[int]:
 
 def written(made: Made) -> list[Any]:
     """Texts and scores of the first evaluation."""
-    from rl4lms_like.training.supervised.trainer import SupervisedTrainer
+    from rl4lms_like.offline.trainer import SupervisedTrainer
 
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         evaluation = SupervisedTrainer(made.run, tracker).evaluate(("val",))["val"]

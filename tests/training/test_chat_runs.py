@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.preview import preview
+from rl4lms_like.run import train_config
 from rl4lms_like.testing import models
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.inference import evaluate_run, generate_texts
-from rl4lms_like.training.preview import preview
-from rl4lms_like.training.run import train_config
-from rl4lms_like.training.supervised.assemble import assemble_supervised
 from tests.chat_models import CHATML, END, NO_SYSTEM, chat_tokenizer, save_chat_model
 from tests.config_errors import raises_at
 

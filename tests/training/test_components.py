@@ -8,17 +8,17 @@ import json
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import MetricError, MissingExtraError, MissingResourceError, NotReadyError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.metrics.call import compute_metrics
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.rewards import REWARDS
-from rl4lms_like.training.assemble import assemble
+from rl4lms_like.system.errors import MetricError, MissingExtraError, MissingResourceError, NotReadyError
 from rl4lms_like.training.components import build_components
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
 from tests.config_errors import raises_at
-from tests.training.configs import run_blocks, supervised_blocks
+from tests.configs import run_blocks, supervised_blocks
 
 
 class NeedsWords:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
-from rl4lms_like.training.run import deterministic_operations, train_config
+from rl4lms_like.run import deterministic_operations, train_config
+from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.config_errors import raises_at
 
 

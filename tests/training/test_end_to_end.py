@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from rl4lms_like.config.yaml_file import read_yaml
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.testing.models import make_causal_lm, make_seq2seq_lm, make_word_tokenizer, save_model
-from rl4lms_like.training.config.yaml_file import read_yaml
 from tests.catalogue import Places
 from tests.conftest import REPOSITORY
 from tests.local_data import LOCAL_DATA

@@ -12,20 +12,20 @@ import pytest
 import stable_baselines3
 import torch
 
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.settings import check_ranks
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.errors import CheckpointError, EngineError, RL4LMsLikeError
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.text_rollouts import RunHooks, with_text_rollouts
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.settings import check_ranks
-from rl4lms_like.training.config.yaml_file import apply_values
-from rl4lms_like.training.run import resume
+from rl4lms_like.run import resume
+from rl4lms_like.system.errors import CheckpointError, EngineError, RL4LMsLikeError
 from tests.config_errors import raises_at
+from tests.configs import run_blocks
 from tests.engines.constant import Constant
-from tests.training.configs import run_blocks
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch, stopped
 from tests.training.test_engine_runs import ENGINE, VLLM, config, lines, run, server  # noqa: F401
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import EngineError
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import apply_values
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import EngineError
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
-from rl4lms_like.training.run import resume, train_config
 from tests.config_errors import raises_at
+from tests.configs import run_blocks
 from tests.engines.vllm_server import VllmServer, send
-from tests.training.configs import run_blocks
 
 ENGINE = "alg.policy.args.engine"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:9", "weights_dir": "weights"}}

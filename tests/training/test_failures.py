@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import ComponentError, ConfigError, DataPoolError, MetricError, ModelError, RewardError
-from rl4lms_like.core.import_paths import use_code_from
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.run import resume, train_config
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import ComponentError, ConfigError, DataPoolError, MetricError, ModelError, RewardError
+from rl4lms_like.system.import_paths import use_code_from
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 
@@ -223,7 +223,7 @@ def test_prompts_and_responses_must_fit_the_models_positions(tiny_config, tmp_pa
 
 
 def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(tiny_config, tmp_path, monkeypatch):
-    from rl4lms_like.training import assemble
+    from rl4lms_like.on_policy import assemble
 
     monkeypatch.setattr(assemble, "build_tokenizer", lambda config: pytest.fail("went on"))
     tiny_config["device"] = "quantum"
@@ -245,7 +245,7 @@ def test_settings_that_would_have_no_effect_are_issues(tiny_config, tmp_path):
 def test_an_empty_prompt_is_found_before_the_model_loads(tiny_config, tmp_path, monkeypatch):
     """A decoder-only model has nothing to go on from; GPT-2's tokenizer puts nothing before an empty text."""
     tiny_config["datapool"]["args"]["prompt"] = ""
-    monkeypatch.setattr("rl4lms_like.training.assemble.build_alg", None)
+    monkeypatch.setattr("rl4lms_like.on_policy.assemble.build_alg", None)
     with pytest.raises(DataPoolError, match=r" 6 .*'train' "):
         run(tiny_config, tmp_path)
 

@@ -18,15 +18,15 @@ from typing import ClassVar
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import ConfigError, RewardError
+from rl4lms_like.config.run_config import load_config, parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.rewards.base import BatchedRewardFunction
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import ConfigError, RewardError
 from rl4lms_like.tracking.base import logger
-from rl4lms_like.training.config.run_config import load_config, parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.resume import log_resume_hint, resumption
-from rl4lms_like.training.run import train_config
 from tests.config_errors import raises_at
 
 SECRET = "correct-horse-battery-staple"

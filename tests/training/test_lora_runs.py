@@ -8,14 +8,14 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from rl4lms_like.core.errors import ConfigError, MissingExtraError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.loading import load_model
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import ConfigError, MissingExtraError
 from rl4lms_like.testing import models
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.estimates.memory import estimate_memory
-from rl4lms_like.training.inference import evaluate_run, generate_texts
-from rl4lms_like.training.run import train_config
 from tests.builders import make_policy
 from tests.config_errors import raises_at
 
@@ -85,7 +85,7 @@ def test_contradictions_are_issues(tiny_config):
 
 def test_what_only_peft_knows_is_found_before_a_model_loads(tiny_config, monkeypatch):
     policy_args(tiny_config)["peft"] = {"target_modules": "all-linear", "layers_to_transform": [0]}
-    monkeypatch.setattr("rl4lms_like.training.assemble.load_model_config", None)
+    monkeypatch.setattr("rl4lms_like.on_policy.assemble.load_model_config", None)
     with raises_at("alg.policy.args.peft", mentions="`layers_to_transform`"):
         assemble(parse_config(tiny_config))
 
@@ -93,7 +93,7 @@ def test_what_only_peft_knows_is_found_before_a_model_loads(tiny_config, monkeyp
 def test_a_missing_peft_is_found_before_a_model_loads(tiny_config, monkeypatch):
     policy_args(tiny_config)["peft"] = {}
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
-    monkeypatch.setattr("rl4lms_like.training.assemble.load_model_config", None)
+    monkeypatch.setattr("rl4lms_like.on_policy.assemble.load_model_config", None)
     with pytest.raises(MissingExtraError) as caught:
         assemble(parse_config(tiny_config))
     assert caught.value.extra == "peft"

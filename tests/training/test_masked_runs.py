@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ConfigError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.inference import evaluate_run, generate_texts, responder_of
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.masked import MaskedTextGenerator
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.estimates.memory import estimate_memory
-from rl4lms_like.training.inference import evaluate_run, generate_texts, responder_of
-from rl4lms_like.training.run import train_config
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import ConfigError
+from tests.config.test_run_config import OFFERED, needs_theirs
 from tests.config_errors import raises_at
-from tests.training.config.test_run_config import OFFERED, needs_theirs
-from tests.training.configs import run_blocks
+from tests.configs import run_blocks
 
 NLPO_CONFIGS = [name for name in OFFERED if "nlpo" in name]
 EXPLAINED = Path(__file__).parents[2] / "docs" / "metrics_explained.md"

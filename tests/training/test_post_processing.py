@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from rl4lms_like.core.errors import ComponentError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.inference import evaluate_run
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.inference import evaluate_run
-from rl4lms_like.training.run import train_config
-from rl4lms_like.training.supervised import assemble as assembling
+from rl4lms_like.offline import assemble_supervised as assembling
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import ComponentError
 from tests.config_errors import raises_at
-from tests.training.configs import run_blocks, supervised_blocks
+from tests.configs import run_blocks, supervised_blocks
 
 PLACE = "alg.generation_kwargs.post_processing_fn"
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from rl4lms_like import PPO, Sample, TextVecEnv, with_text_rollouts
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.run import resume, train_config
+from rl4lms_like.run import resume, train_config
 from tests.conftest import REPOSITORY
 
 ANOTHER_MACHINE = {"atol": 1e-4, "rtol": 1e-3}

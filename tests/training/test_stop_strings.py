@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from rl4lms_like.core.errors import ModelError
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
+from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.rewards import RewardFunction
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing.models import EOS_TOKEN
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.inference import evaluate_run, generate_texts
-from rl4lms_like.training.run import train_config
 from tests.builders import MASKABLE, make_policy
 from tests.config_errors import raises_at
 

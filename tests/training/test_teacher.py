@@ -4,10 +4,10 @@ import copy
 
 import pytest
 
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.testing import models
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.estimates.memory import estimate_memory
 from tests.config_errors import raises_at
 
 

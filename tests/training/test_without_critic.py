@@ -11,15 +11,15 @@ from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import RL4LMsLikeError
+from rl4lms_like.config.binding import with_defaults
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.core.losses import policy_gradient
 from rl4lms_like.core.objective import Objective
+from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
-from rl4lms_like.training.assemble import assemble
-from rl4lms_like.training.config.binding import with_defaults
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.estimates.memory import estimate_memory
-from rl4lms_like.training.run import train_config
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.algorithms.test_update import build
 from tests.config_errors import raises_at
 

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.core.disk import flush, reason, remove_path, share_permissions
-from rl4lms_like.core.errors import CheckpointError, installed_version
+from rl4lms_like.system.disk import flush, reason, remove_path, share_permissions
+from rl4lms_like.system.errors import CheckpointError, installed_version
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,13 +29,15 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from rl4lms_like.core.disk import with_home
-from rl4lms_like.core.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError
-from rl4lms_like.core.import_paths import code_options, trust_option
-from rl4lms_like.core.ranks import is_distributed
-from rl4lms_like.core.schema import at, join
-from rl4lms_like.core.secrets import masked
-from rl4lms_like.core.wording import shown
+from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_overrides
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError
+from rl4lms_like.system.import_paths import code_options, trust_option
+from rl4lms_like.system.ranks import is_distributed
+from rl4lms_like.system.schema import at, join
+from rl4lms_like.system.secrets import masked
+from rl4lms_like.system.wording import shown
 from rl4lms_like.tracking.run_folder import (
     CONFIG_FILE,
     FINISHED_FILE,
@@ -46,8 +48,6 @@ from rl4lms_like.tracking.run_folder import (
     to_json,
     try_hold,
 )
-from rl4lms_like.training.config.run_config import AnyConfig, parse_config
-from rl4lms_like.training.config.yaml_file import apply_overrides
 from rl4lms_like.training.resuming.checkpoints import (
     FOLDER,
     INTERRUPTED,

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl4lms_like.core.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.policies.sharding import like, whole
+from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
 

@@ -16,19 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl4lms_like.cli import main
-from rl4lms_like.core.component_state import not_json
-from rl4lms_like.core.errors import CheckpointError, RewardError, RL4LMsLikeError
+from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.run import resume
+from rl4lms_like.system.component_state import not_json
+from rl4lms_like.system.errors import CheckpointError, RewardError, RL4LMsLikeError
 from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.run_folder import RunFolder, hold
-from rl4lms_like.training.config.run_config import parse_config
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.checkpoints import TrainingState, mark_in, read_checkpoint, write_checkpoint
 from rl4lms_like.training.resuming.resume import resumption
 from rl4lms_like.training.resuming.states import load_random, random_state
-from rl4lms_like.training.run import resume
-from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.config_errors import raises_at
 from tests.training.resuming.test_resume import Stateful, StoppedError, blocks, files_of, started, stop_after
 
@@ -360,7 +360,7 @@ def test_a_config_that_was_edited_by_hand_is_shown_as_differences(run):
 
 
 def test_other_samples_under_the_same_name_are_refused(run, monkeypatch):
-    from rl4lms_like.training import assemble
+    from rl4lms_like.on_policy import assemble
 
     original = assemble.build_datapool
 
@@ -589,7 +589,7 @@ def spoil(value, draw) -> str:
 
 @pytest.fixture(scope="module")
 def assembled(ended):
-    from rl4lms_like.training.assemble import assemble
+    from rl4lms_like.on_policy.assemble import assemble
 
     return assemble(parse_config(json.loads((ended / "config.json").read_text())))
 

@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.core.errors import RL4LMsLikeError
-from rl4lms_like.training.config.run_config import parse_config
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.run import train_config
+from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
-from rl4lms_like.training.run import train_config
 from tests.conftest import REPOSITORY
 
 resource = pytest.importorskip("resource", reason="limits on files are Unix's")

@@ -16,16 +16,16 @@ import stable_baselines3
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.core.errors import CheckpointError, MetricError, RewardError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.on_policy import trainer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.progress import UpdateProgress
-from rl4lms_like.training import trainer
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
+from rl4lms_like.run import resume
+from rl4lms_like.system.errors import CheckpointError, MetricError, RewardError
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.resume import hold_run, resumption
-from rl4lms_like.training.run import resume
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 from tests.training.resuming.test_resume import ALGORITHMS, PAIRS, Stateful, blocks, started
@@ -408,8 +408,8 @@ def test_an_iteration_that_has_begun_is_within_the_length_of_the_run(tmp_path, t
 
 def test_in_one_process_too(whole, tmp_path, tiny_gpt2_dir):
     """As in a notebook, whose user asks the same trainer again."""
+    from rl4lms_like.on_policy.assemble import assemble
     from rl4lms_like.tracking.base import Tracker
-    from rl4lms_like.training.assemble import assemble
 
     config = parse_config(short("causal", tiny_gpt2_dir, "ppo"))
     run = assemble(config)

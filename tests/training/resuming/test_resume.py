@@ -18,16 +18,16 @@ import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import CheckpointError, OutOfMemoryError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
+from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction
+from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import CheckpointError, OutOfMemoryError
 from rl4lms_like.tracking.base import Tracker
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
 from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption, rounding_notices
-from rl4lms_like.training.run import resume, train_config
-from rl4lms_like.training.trainer import OnPolicyTrainer
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 from tests.forked import forked

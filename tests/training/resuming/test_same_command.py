@@ -11,15 +11,15 @@ import sys
 import pytest
 
 from benchmarks.killed_runs import files_of
+from rl4lms_like import run as running
 from rl4lms_like.cli import main
-from rl4lms_like.core.errors import CheckpointError
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.yaml_file import dump_yaml
+from rl4lms_like.on_policy.resume_point import ResumePoint
+from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.tracking.run_folder import FINISHED_FILE, hold
-from rl4lms_like.training import run as running
-from rl4lms_like.training.config.run_config import parse_config
-from rl4lms_like.training.config.yaml_file import dump_yaml
 from rl4lms_like.training.resuming.resume import find_unfinished
-from rl4lms_like.training.resuming.resume_point import ResumePoint
-from rl4lms_like.training.run import resume, train_config
 from tests.conftest import REPOSITORY
 from tests.forked import forked
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_way_out_is_a_command(mapping, s
 
 
 def test_the_quickstart_goes_on_too(tmp_path, monkeypatch):
-    from rl4lms_like.training import quickstart
+    from rl4lms_like import quickstart
 
     monkeypatch.setattr(quickstart, "STEPS", {"gpt2": 8})
     settings = ["env.n_envs=4", "alg.args.n_epochs=1", "alg.args.n_steps=1", "train_evaluation.max_eval_samples=6"]

@@ -1,0 +1,277 @@
+"""Checks of an RL config that need torch, transformers or PEFT; no weights are read.
+
+settings    generation arguments, adapters, optimizer, device
+tokenizer   has no token that the policy cannot embed
+models      policy, critic and reference are of the family that `alg.policy.id` supports
+lengths     prompt and response fit into the positions of each
+weights     local folders have all weights of their configs, by name and shape
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from stable_baselines3.common.utils import get_device
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.core.model_weights import output_layer
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
+from rl4lms_like.core.stop_strings import stop_strings_of
+from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.envs.env import length_limit
+from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.arguments import PolicyArguments, generates_ahead
+from rl4lms_like.policies.base import make_optimizer
+from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
+from rl4lms_like.policies.lora import lora_conflicts
+from rl4lms_like.rollouts.supported import unsupported_with
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+
+ARGS = "alg.policy.args"
+_NETWORKS = {
+    "model_name": "the model",
+    "critic_model": "the critic",
+    "reference_model": "the reference",
+    "teacher_model": "the teacher",
+}
+"""Argument of a policy that names a model -> its description in messages."""
+
+Networks = Mapping[str, PretrainedConfig]
+"""`model_name`, and if the run has them `critic_model`, `reference_model` and `teacher_model` -> the model's config."""
+
+
+def check_settings(config: RunConfig, *, here: bool = True) -> None:
+    """Check the settings of torch, transformers and PEFT before any weight is read; with `here`, also the device.
+
+    Raises:
+        ConfigError: lists all errors.
+    """
+    places = {
+        f"{ARGS}.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
+        "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
+    }
+    issues = [
+        ConfigIssue(f"{path}.{key}", message)
+        for path, kwargs in places.items()
+        for key, message in unknown_generation_arguments(kwargs or {}).items()
+    ]
+    issues += lora_conflicts(config.alg.policy.args.get("peft"), f"{ARGS}.peft")
+    algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
+    if text := unsupported_with(algorithm, policy):
+        issues.append(ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}"))
+    kwargs = config.alg.policy.args.get("optimizer_kwargs")
+    if kwargs and hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
+        rms_prop = config.alg.args.get("use_rms_prop", getattr(algorithm.arguments_class, "use_rms_prop", False))
+        issues += _optimizer_issues(torch.optim.RMSprop if rms_prop else torch.optim.AdamW, kwargs)
+    own = config.alg.args.get("device")
+    issues += device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
+    for key in ("critic_device", "reference_device"):
+        if (device := config.alg.policy.args.get(key)) is not None:
+            issues += device_issues(device, f"{ARGS}.{key}", here=here)
+    if issues:
+        raise ConfigError(issues)
+
+
+def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return the error that an optimizer raises for its arguments, tested on one weight."""
+    groups = [{"params": [torch.nn.Parameter(torch.zeros(1))]}]
+    try:
+        make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
+    except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
+        return [ConfigIssue(f"{ARGS}.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
+    return []
+
+
+def device_issues(device: str, path: str = "device", *, here: bool = True) -> list[ConfigIssue]:
+    """Return the error in a config's device: on this machine, or on any machine if `here` is false."""
+    try:
+        chosen = get_device(device)
+    except RuntimeError:
+        return [ConfigIssue(path, f"expected auto, cpu, cuda, cuda:1 or the like, got {device!r}")]
+    if here and device != "auto" and chosen.type != torch.device(device).type:
+        return [ConfigIssue(path, f"{device!r} is not available here; use auto for an available device")]
+    return []
+
+
+def n_tokens(network: PretrainedConfig) -> int:
+    """Return the number of tokens in a model's vocabulary."""
+    return int(network.get_text_config().vocab_size)
+
+
+def check_vocabulary(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
+) -> None:
+    """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
+    vocab_size = n_tokens(model_config)
+    if len(tokenizer) > vocab_size:
+        text = (
+            f"the tokenizer {tokenizer_name!r} has {len(tokenizer)} tokens, the model {model_name!r} only {vocab_size}"
+        )
+        raise ModelError(f"{text}: use the model's own tokenizer")
+
+
+def check_prompts(
+    samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+) -> None:
+    """Raise a `DataPoolError` if a decoder-only model would have to continue an empty prompt."""
+    if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:
+        return
+    for split, members in samples.items():
+        empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
+        if empty:
+            text = f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r})"
+            raise DataPoolError(f"{text}: {NO_PROMPT}")
+
+
+def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:
+    """Return the configs of all models that a run loads; `load` returns that of the model in a policy's arguments."""
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    names = {key: getattr(arguments, key) for key in _NETWORKS}
+    if config.alg.kl_div.coeff == 0:
+        names["reference_model"] = None  # not loaded
+    return {key: load(replace(arguments, model_name=name)) for key, name in names.items() if name is not None}
+
+
+def check_ranks(config: RunConfig, n_ranks: int) -> None:
+    """Check that the processes of a run can share its work.
+
+    Raises:
+        ConfigError: the environments cannot be divided among them, or a setting needs a single process.
+    """
+    if n_ranks == 1:
+        return
+    defaults = getattr(ALGORITHMS.resolve(config.alg.id), "arguments_class", None)
+    n_envs = config.env.n_envs
+    size: Any = config.alg.args.get("group_size") or getattr(defaults, "group_size", 1)
+    issues = []
+    if config.env.vec_env != "text":
+        issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
+    if generates_ahead(config.alg.policy.args):
+        issues.append(ConfigIssue(f"{ARGS}.engine.ahead", "needs a single process; start it without torchrun"))
+    if config.train_evaluation.replay is not None:
+        issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))
+    if n_envs % (n_ranks * size):
+        of_groups = f" in groups of {size}" if size > 1 else ""
+        text = f"{n_envs} environments{of_groups} cannot be divided among {n_ranks} processes"
+        issues.append(ConfigIssue("env.n_envs", text))
+    if issues:
+        raise ConfigError(issues)
+
+
+def check_fit(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks, *, local_files_only: bool = False
+) -> None:
+    """Check the families and vocabularies of the models and the vocabulary of the tokenizer.
+
+    Raises:
+        ConfigError: the policy does not support the family of a model, the models have different vocabularies, or a
+            stop string contains a special token.
+        ModelError: the tokenizer has tokens that the policy does not have, or the teacher has no tokenizer.
+    """
+    wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
+    issues = []
+    for key, network in networks.items():
+        if wanted is not None and auto_class_of(network) is not wanted:
+            kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
+            text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
+            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
+            continue
+        found, expected = n_tokens(network), n_tokens(networks["model_name"])
+        if found != expected and (key == "reference_model" or found < expected):  # others may be padded differently
+            text = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
+            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
+        elif key == "teacher_model":
+            issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
+    for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
+        special = [token for token in tokenizer.all_special_tokens if token in string]
+        if special:
+            text = f"{string!r} never occurs: responses are decoded without special tokens such as {special[0]!r}"
+            issues.append(ConfigIssue(f"{ARGS}.generation_kwargs.{STOP_STRINGS}", text))
+    if issues:
+        raise ConfigError(issues)
+    model_name = config.alg.policy.args["model_name"]
+    check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def _tokenizer_issues(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, key: str, local_files_only: bool
+) -> list[ConfigIssue]:
+    """Return the error of a model whose own tokenizer has other tokens than that of the run."""
+    name, trusts = config.alg.policy.args[key], bool(config.alg.policy.args.get("trust_remote_code"))
+    other = load_tokenizer(name, trust_remote_code=trusts, local_files_only=local_files_only)
+    own, used = other.get_vocab(), tokenizer.get_vocab()
+    if own == used:
+        return []
+    wrong = len(set(own.items()) ^ set(used.items()))
+    text = f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}"
+    return [ConfigIssue(f"{ARGS}.{key}", f"{text}: {wrong} tokens differ")]
+
+
+def check_weights(config: RunConfig, networks: Networks) -> bool:
+    """Compare the weights of models in local folders with their configs, by name and shape.
+
+    Returns:
+        Whether all weights could be compared; loading compares them in any case.
+
+    Raises:
+        ModelError: weights are missing, have another shape, or belong to layers that the config does not build.
+    """
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    compared = [
+        check_model_weights(
+            auto_class_of(network),
+            getattr(arguments, key),
+            role=_NETWORKS[key].removeprefix("the "),
+            unused=output_layer if key == "critic_model" else None,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        for key, network in networks.items()
+    ]
+    return all(compared)
+
+
+def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, networks: Networks) -> tuple[int, int]:
+    """Return the maximum lengths of prompt and response in tokens, after a check against the networks' positions.
+
+    Raises:
+        ConfigError: a network has fewer positions than they need, or no limit of the prompt length is known.
+    """
+    prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    for key, network in networks.items():
+        positions = getattr(network.get_text_config(), "max_position_embeddings", None)
+        needed = max(prompt, response) if network.is_encoder_decoder else prompt + response
+        if positions is not None and needed > positions:
+            what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
+            text = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
+            raise ConfigError([ConfigIssue("env.args", f"{text}response {response}): reduce these lengths")])
+    return prompt, response
+
+
+def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit."""
+    given = config.env.args.get("max_prompt_length")
+    if given is not None:
+        return int(given)
+    try:
+        return length_limit(tokenizer)
+    except ConfigError as error:
+        raise ConfigError([one.below("env.args") for one in error.issues]) from error
+
+
+def response_length(config: RunConfig, network: PretrainedConfig) -> int:
+    """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less."""
+    asked = generate_arguments(
+        config.alg.policy.args.get("generation_kwargs") or {},
+        max_new_tokens=EnvArguments(**config.env.args).max_episode_length,
+        eos_token_ids=(),
+        is_encoder_decoder=bool(network.is_encoder_decoder),
+    )
+    return int(asked["max_new_tokens"])

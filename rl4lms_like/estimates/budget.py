@@ -1,0 +1,147 @@
+"""Compute the tokens, episodes, minibatches and optimizer steps of a config before it runs.
+
+    iteration   n_steps * n_envs tokens at least      collected in generation batches of n_envs whole episodes
+    update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each
+
+All numbers are for episodes of full length. With shorter episodes, the same number of tokens needs more of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rl4lms_like.config.binding import with_defaults
+from rl4lms_like.config.notices import response_limit
+from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.envs.arguments import EnvArguments
+
+# Size of kept rollouts in bytes, besides the tensors.
+TEXT_BYTES = 4  # of a token's text
+EPISODE_BYTES = 200  # of an episode's other values in JSON
+HEADER_BYTES = 25_000  # of the states of the random generators
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Batch sizes and step counts of a run, for episodes of full length."""
+
+    tokens_per_rollout: int  # minimum
+    response_tokens: int  # maximum of a response
+    prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
+    prompts_per_batch: int  # per `generate` call, each with one response
+    group_size: int  # responses to the same prompt
+    generation_batches: int  # `generate` calls per rollout
+    episodes: int  # per rollout
+    minibatch_episodes: int
+    micro_batch_episodes: int  # per forward pass of the update
+    minibatches: int  # per epoch
+    n_epochs: int  # passes over a rollout; only of the critic, if it is updated separately
+    n_iters: int
+    rl4lms_steps_per_iteration: int | None  # of RL4LMs with the same values; its minibatches are single tokens
+
+    @property
+    def steps_per_iteration(self) -> int:
+        """Optimizer steps of one update."""
+        return self.n_epochs * self.minibatches
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self.n_iters * self.steps_per_iteration
+
+    @property
+    def tokens(self) -> int:
+        """Minimum number of tokens that the run generates for training."""
+        return self.n_iters * self.tokens_per_rollout
+
+    @property
+    def _prompts(self) -> str:
+        n = self.prompts_per_batch // self.group_size
+        return f"{n} prompts" if self.group_size == 1 else f"{n} prompts with {self.group_size} responses each"
+
+    def of_process(self, n_processes: int) -> BatchPlan:
+        """Return the plan with the batch sizes of one of several processes."""
+        # The environments are divided evenly; a minibatch may not be, and the largest part counts.
+        minibatch = math.ceil(self.minibatch_episodes / n_processes)
+        return replace(
+            self,
+            prompts_per_batch=self.prompts_per_batch // n_processes,
+            minibatch_episodes=minibatch,
+            micro_batch_episodes=min(self.micro_batch_episodes, minibatch),
+        )
+
+    def rollout_bytes(self, prompt_tokens: int, mask_bytes: int = 0) -> int:
+        """Return the size of a kept rollout in bytes, for prompts of this many tokens.
+
+        Args:
+            prompt_tokens: of a prompt.
+            mask_bytes: size of the mask of one action; 0 if there are no masks.
+        """
+        # int64 ids and a mask for each position of prompt and response, and their text.
+        n_positions = prompt_tokens + self.response_tokens
+        per_episode = (8 + 1 + TEXT_BYTES) * n_positions
+        per_token = 6 * 4 + mask_bytes  # reward and five scores, float32
+        return self.episodes * (per_episode + EPISODE_BYTES + self.response_tokens * per_token) + HEADER_BYTES
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return the name and the amount of each quantity, as `check` prints them."""
+        # For comparison: with equal values, RL4LMs takes one step per `batch_size` tokens, not episodes.
+        n_theirs = self.rl4lms_steps_per_iteration
+        theirs = "" if n_theirs is None else f" (RL4LMs: {n_theirs:,})"
+
+        return [
+            ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
+            ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
+            ("generation batches", f"{self.generation_batches:,} of {self._prompts}"),
+            ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
+            ("forward passes", f"of {_episodes(self.micro_batch_episodes)} in the update"),
+            ("epochs per iteration", f"{self.n_epochs:,}"),
+            ("optimizer steps", f"{self.steps_per_iteration:,} per iteration{theirs}, {self.steps:,} in all"),
+            ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations"),
+        ]
+
+
+def plan_batches(config: RunConfig) -> BatchPlan:
+    """Return the batch sizes and step counts of a config."""
+    blocks = with_defaults(config.to_dict())
+    args: dict[str, Any] = blocks["alg"]["args"]
+    env = EnvArguments(**blocks["env"]["args"])
+
+    # A rollout: generation batches of `n_envs` whole episodes, until there are `n_steps` tokens for each environment.
+    n_envs = config.env.n_envs
+    tokens = int(args.get("n_steps") or 1) * n_envs
+    response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    generations = math.ceil(tokens / (n_envs * response))
+    episodes = generations * n_envs
+
+    # An update: passes over minibatches of whole episodes. TRPO updates only the critic in several passes.
+    batch_size = args.get("batch_size")
+    n_epochs = int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
+    minibatch = _fitting(batch_size, response, episodes)
+
+    return BatchPlan(
+        tokens_per_rollout=tokens,
+        response_tokens=response,
+        prompt_tokens=env.max_prompt_length,
+        prompts_per_batch=n_envs,
+        group_size=int(args.get("group_size") or 1),
+        generation_batches=generations,
+        episodes=episodes,
+        minibatch_episodes=minibatch,
+        micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
+        minibatches=math.ceil(episodes / minibatch),
+        n_epochs=n_epochs,
+        n_iters=config.train_evaluation.n_iters,
+        rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,
+    )
+
+
+def _fitting(tokens: int | None, length: int, most: int) -> int:
+    """Return how many episodes of a length fit into `tokens`; at least 1, and `most` if there is no limit."""
+    return most if tokens is None else min(max(int(tokens) // length, 1), most)
+
+
+def _episodes(n: int) -> str:
+    return f"{n:,} episode" if n == 1 else f"{n:,} episodes"

@@ -1,0 +1,542 @@
+"""Estimate the peak memory of a run, by part, before any weight is loaded; advise when memory runs out.
+
+    always         weights of policy, critic, reference and mask model; optimizer state; masks
+    update         + activations of one forward pass + logits + the gradients that exist at the same time
+    rollout        + gradients of the last update + KV cache + logits of one scoring pass
+
+The networks are built from their configs with fake tensors, which have shapes but no memory. A forward pass records the
+tensors that it would keep for the backward pass, so the estimate needs no table of model families. In bytes:
+
+    weights        4 per parameter; the critic is the policy without its output layer, the reference a copy; with
+                   adapters (`peft`) they share one base, and only the critic's adapters are added
+    gradients      4 per trained parameter; they grow while activations are freed, so in a single pass only those of
+                   the output layer coexist with all activations; with micro-batches or checkpointing, all of them
+    activations    tensors kept by the forward passes of policy and critic, for a micro-batch of full-length episodes
+    logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
+    KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
+    mask model     as many weights as the policy, and a separate KV cache (maskable policies)
+    TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
+                   the trained parameters; no optimizer state for the policy
+    masks          1 bit for each token of a rollout and each token of the vocabulary, once in parts and once joined
+    process        current memory of Python and its libraries (main memory only)
+    split weights  with `distributed.strategy: fsdp`, weights, gradients and optimizer state divided by the number of
+                   processes; + the policy's whole weights in the rollout (they are gathered to generate)
+                             + in the update whole weights and gradients of three blocks and of all that is in no block
+
+Not counted: the data set, reward and metric models. Freed memory is fragmented and cannot all be reused; the verdict
+adds 25 % for that, the largest measured excess. docs/configuration.md compares estimates with measurements.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from rl4lms_like.config.binding import with_defaults
+from rl4lms_like.config.notices import is_causal
+from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.config.yaml_file import apply_overrides
+from rl4lms_like.core.token_masks import packed_size
+from rl4lms_like.estimates.budget import BatchPlan, plan_batches
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.loading import whole_checkpoint
+from rl4lms_like.policies.lora import add_lora
+from rl4lms_like.policies.sharding import blocks_of
+from rl4lms_like.small_models.embedded import with_embedded_models
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigError, ModelError, OutOfMemoryError
+from rl4lms_like.system.ranks import n_processes
+from rl4lms_like.system.schema import at
+from rl4lms_like.system.wording import shown
+
+FLOAT = 4
+SLACK = 1.25
+"""Largest measured ratio of a process's peak memory to the memory of its tensors."""
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Estimated memory in bytes, by part in order of allocation."""
+
+    parts: dict[str, int]
+    other_gradients: int  # the gradients that exist at the same time as the activations
+    device: str  # `cpu` or `cuda`
+    available: int  # on that device
+    gathered: int = 0  # split weights and gradients that are whole in the update
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of parameters of the policy's model."""
+        return self.parts["policy weights"] // FLOAT
+
+    @property
+    def update(self) -> int:
+        """Peak of the update, bytes."""
+        # At the start of the backward pass all activations exist, at its end all gradients.
+        passing = self.parts["activations"] + self.parts["logits"] + self.other_gradients
+        return self._always + self.gathered + max(passing, self.parts["gradients"])
+
+    @property
+    def rollout(self) -> int:
+        """Peak of the rollout, bytes."""
+        # Generation and scoring follow each other. The gradients are those of the last update.
+        generation = self.parts["KV cache"] + self.parts.get("gathered policy", 0)
+        return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
+
+    @property
+    def _always(self) -> int:
+        passing = ("activations", "logits", "gradients", "KV cache", "gathered policy")
+        return sum(size for name, size in self.parts.items() if name not in passing)
+
+    @property
+    def peak(self) -> int:
+        """Peak of the run: the larger of `update` and `rollout`, bytes."""
+        return max(self.update, self.rollout)
+
+    @property
+    def verdict(self) -> str:
+        """Message that says if the run fits on the device, and if not, which settings need less memory."""
+        kind = "memory" if self.device == "cpu" else "GPU memory"
+        peak_range = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))}"
+        size = f"{peak_range} of {gibibytes(self.available)} {kind}"
+        if SLACK * self.peak <= self.available:
+            return f"fits: {size}"
+
+        # Between the sum of the tensors and the largest measured excess over it, a run may fit or not.
+        verdict = "tight" if self.peak <= self.available else "does not fit"
+        return (
+            f"{verdict}: {size}; a smaller alg.args.micro_batch_size, "
+            "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
+        )
+
+
+def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
+    """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
+
+    With several processes this is the memory of each. Networks on devices of their own are not counted.
+
+    Raises:
+        ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
+    """
+    config = with_embedded_models(config)
+    blocks = with_defaults(config.to_dict())
+    policy_args = blocks["alg"]["policy"]["args"]
+    args = blocks["alg"]["args"]
+    arguments = PolicyArguments.known_in(policy_args)
+    plan = plan_batches(config).of_process(n_processes)
+    device, available = _device(config)
+    n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
+    bytes_per_weight = FLOAT / n_parts  # in each process
+
+    # The networks. Those on devices of their own need none of this device's memory.
+    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
+    critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
+    has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
+    n_reference = _reference(policy) if has_reference else 0
+    role = "reference" if arguments.teacher_model is None else "teacher"
+
+    # Of maskable policies. `topk` masks need no mask model, only the masks themselves.
+    n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
+    mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
+
+    # AdamW has two moments for each trained weight, RMSProp one. Mask models and gathered weights are not split.
+    n_moments = 1 if args.get("use_rms_prop") else 2
+    n_trained = policy.trained + critic.n_trained
+    activations = policy.activations(plan)
+    if critic.network is not None:
+        activations += critic.network.activations(plan)
+    sizes = {
+        "process": _process() if device == "cpu" else 0,
+        "policy weights": int(bytes_per_weight * policy.parameters),
+        "critic weights": int(bytes_per_weight * critic.n_weights),
+        f"{role} weights": int(bytes_per_weight * n_reference),
+        "mask model weights": FLOAT * n_mask_models * policy.parameters,
+        "masks": 2 * plan.tokens_per_rollout * mask_bytes,
+        "optimizer state": int(bytes_per_weight * n_moments * n_trained),
+        "gradients": int(bytes_per_weight * n_trained),
+        "activations": activations,
+        "logits": policy.logits(plan),
+        "KV cache": (1 + n_mask_models) * policy.cache(plan),
+        "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
+    }
+
+    other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
+    # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial weights,
+    # and four of the conjugate gradient.
+    if "cg_max_steps" in args:
+        sizes |= _of_fisher_products(policy, plan, micro_batch_size=args.get("micro_batch_size"))
+        sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
+        other_gradients = 7 * FLOAT * policy.trained
+
+    gathered = 0
+    if n_parts > 1:
+        gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
+    return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered)
+
+
+def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
+    """Return the bytes of the gradients that exist at the same time as all activations of a forward pass."""
+    # In a single pass, gradients grow while activations are freed: with all activations, only the first gradient
+    # exists, that of the output layer. With several passes, all gradients exist since the first one.
+    is_single_pass = plan.micro_batch_episodes == plan.minibatch_episodes
+    if is_single_pass and not policy.arguments.gradient_checkpointing and policy.arguments.peft is None:
+        return FLOAT * policy.output_layer
+    return gradients
+
+
+class _Critic(NamedTuple):
+    n_weights: int  # that are not the policy's too
+    n_trained: int
+    network: NetworkShapes | None  # None if there is no forward pass of its own
+
+
+def _critic(policy: NetworkShapes) -> _Critic:
+    # A value head has one weight for each hidden unit.
+    arguments = policy.arguments
+    if arguments.critic == "none":
+        return _Critic(0, 0, None)
+    if arguments.critic == "shared":
+        return _Critic(policy.width, policy.width, None)
+
+    # A copy of the policy shares its frozen weights.
+    if arguments.critic_model in (None, arguments.model_name):
+        n_weights = policy.trained_trunk + policy.width
+        return _Critic(n_weights, n_weights, policy)
+    network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
+    return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
+
+
+def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan, *, micro_batch_size: int | None) -> dict[str, int]:
+    """Return the bytes of activations and logits in TRPO's products with the Fisher matrix."""
+    # Fused attention has no second derivatives.
+    eager_arguments = replace(policy.arguments, attn_implementation="eager")
+    eager = NetworkShapes(policy.model_name, eager_arguments, causal=policy.causal)
+
+    # Tokens of a batch: two float32 numbers for each token of the vocabulary, within the budget for logits.
+    n_tokens = int(policy.arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
+    n_episodes = max(min(n_tokens, micro_batch_size or n_tokens) // plan.response_tokens, 1)
+    batch = replace(plan, micro_batch_episodes=min(n_episodes, plan.episodes))
+
+    # The model's graph, and that of its derivative, which is about twice as large.
+    return {"activations": 3 * eager.activations(batch), "logits": 2 * eager.logits(batch)}
+
+
+def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
+    """Return the number of split weights and gradients that are whole at once in the update."""
+    # Blocks are gathered one after the other; the rest stays whole, with gradients in networks that are trained.
+    n = 3 * policy.largest_block + 2 * policy.outside_blocks
+    if critic is not None:
+        n += 2 * critic.outside_blocks
+    if has_reference:
+        n += policy.outside_blocks
+    return n
+
+
+def _reference(policy: NetworkShapes) -> int:
+    """Return the number of weights of the reference that are not shared with the policy."""
+    # The reference of a policy with adapters is the base under them, which is in memory already. Another model is
+    # loaded without adapters.
+    arguments = policy.arguments
+    if arguments.kl_model not in (None, arguments.model_name):
+        whole = replace(arguments, peft=None)
+        return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).parameters
+    return policy.parameters if arguments.peft is None else 0
+
+
+class NetworkShapes:
+    """Shapes of one network of a policy, built from its config with fake tensors, which have no memory.
+
+    Of the name, a hub id or a local folder, only local files are read.
+
+    Raises:
+        ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
+    """
+
+    def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
+        name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
+        try:
+            self.config: Any = AutoConfig.from_pretrained(
+                name, local_files_only=True, trust_remote_code=arguments.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{model_name!r} is neither a folder with a model nor in the local cache") from error
+        self.model_name = model_name
+        self.arguments = arguments
+        self.causal = causal
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        try:
+            self._model = self._built()
+        except (ValueError, ImportError, ModelError) as error:
+            raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
+
+        # The config of a model that also reads images has one for its text model.
+        model = self._model
+        if causal:
+            self.config = self.config.get_text_config()
+        self.width = int(self.config.hidden_size)
+        self.output_layer = int(self.config.vocab_size) * self.width
+
+        # `parameters` of a module has tied weights once.
+        self.parameters = n_weights(model.parameters())
+        self.trained = n_weights(model.parameters(), only_trained=True)
+
+        # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
+        modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
+        trunk: dict[int, torch.Tensor] = {}
+        for module in modules:
+            trunk |= {id(weight): weight for weight in module.parameters()}
+        self.trunk = n_weights(trunk.values())
+        self.trained_trunk = n_weights(trunk.values(), only_trained=True)
+
+        # What is gathered one after the other, and what stays whole, if weights are split over processes.
+        blocks = [n_weights(block.parameters()) for block in blocks_of(model)]
+        self.largest_block = max(blocks, default=0)
+        self.outside_blocks = self.parameters - sum(blocks)
+
+    def _built(self) -> Any:
+        auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
+        attention = self.arguments.attn_implementation
+        options = {} if attention is None else {"attn_implementation": attention}
+        with self._mode:
+            model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
+        if self.arguments.peft is None:
+            return model
+
+        # PEFT creates empty adapters on the `meta` device, where no forward pass can mix them with fake tensors.
+        add_lora(model, self.arguments.peft, dropout=False, empty=True)
+        adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
+        for path, weight in adapters:
+            module, _, name = path.rpartition(".")
+            with self._mode:
+                fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
+            model.get_submodule(module).register_parameter(name, fake)
+        return model
+
+    def activations(self, plan: BatchPlan) -> int:
+        """Return the bytes kept between the forward and the backward pass of one micro-batch."""
+        n = plan.micro_batch_episodes
+        n_prompt = self._n_prompt(plan)
+        n_response = plan.response_tokens
+        size = self._saved(n, n_prompt, n_response)
+
+        # Then only the input of each layer is kept, and the rest of one layer at a time.
+        if self.arguments.gradient_checkpointing:
+            inputs = self._n_layers * n * (n_prompt + n_response) * self.width * FLOAT
+            size = size // self._n_layers + inputs
+        return size
+
+    def logits(self, plan: BatchPlan) -> int:
+        """Return the bytes of the two buffers in which log-probs and their gradients are computed."""
+        whole = FLOAT * plan.micro_batch_episodes * plan.response_tokens * int(self.config.vocab_size)
+        return 2 * min(whole, int(self.arguments.logits_budget_mb * 2**20))
+
+    def cache(self, plan: BatchPlan) -> int:
+        """Return the bytes of keys and values while `n_envs` prompts are continued to full length."""
+        # Some families have fewer heads for keys and values than for queries, or heads of another width.
+        n_heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        head_width = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
+        n_tokens = self._n_prompt(plan) + plan.response_tokens
+        return 2 * self._n_layers * int(n_heads * head_width) * n_tokens * plan.prompts_per_batch * FLOAT
+
+    @property
+    def _n_layers(self) -> int:
+        """Number of layers of the decoder."""
+        names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
+        return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
+
+    def _n_prompt(self, plan: BatchPlan) -> int:
+        # Without a limit for prompts, they may fill what the response leaves of the model's positions.
+        if plan.prompt_tokens is not None:
+            return plan.prompt_tokens
+        limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
+        return max(int(limit or 512) - plan.response_tokens, 1)
+
+    def _saved(self, n: int, n_prompt: int, n_response: int) -> int:
+        """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
+        model = self._model
+        weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
+        sizes: dict[int, int] = {}
+        alive = []  # prevents that a storage is freed and its address is reused by another
+
+        def save(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in weights:
+                sizes[storage._cdata] = storage.nbytes()
+                alive.append(storage)
+            return tensor
+
+        def load(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+        # Without the output layer: the logits are counted on their own.
+        is_half = self.arguments.dtype == "bfloat16"
+        autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if is_half else nullcontext()
+        with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(save, load):
+            length = n_prompt + n_response if self.causal else n_prompt
+            ids = torch.ones(n, length, dtype=torch.long)
+            mask = torch.ones_like(ids)
+            if self.causal:
+                model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
+            else:
+                encoded = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+                model.get_decoder()(
+                    input_ids=torch.ones(n, n_response, dtype=torch.long),
+                    encoder_hidden_states=encoded,
+                    encoder_attention_mask=mask,
+                    use_cache=False,
+                )
+        return sum(sizes.values())
+
+
+def n_weights(weights: Iterable[torch.Tensor], *, only_trained: bool = False) -> int:
+    """Return the number of weights in some tensors, or only of those that are trained."""
+    return sum(weight.numel() for weight in weights if weight.requires_grad or not only_trained)
+
+
+def gibibytes(size: int) -> str:
+    """Format a number of bytes: `1.50 GiB`, `12 MiB` or `30 KiB`."""
+    if size >= 2**30:
+        return f"{size / 2**30:.2f} GiB"
+    return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
+
+
+def _device(config: RunConfig) -> tuple[str, int]:
+    # Free memory of the GPU, since other processes may use it; all memory that this process may use of the machine.
+    name = config.alg.args.get("device") or config.device
+    if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
+        return "cuda", torch.cuda.mem_get_info("cuda" if name == "auto" else name)[0]
+    return "cpu", main_memory()
+
+
+def main_memory() -> int:
+    """Return the bytes of main memory that this process may use: the machine's, or the limit of its container."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # The file has a number of bytes, or `max` for no limit.
+    file = Path("/sys/fs/cgroup/memory.max")
+    limit = file.read_text().strip() if file.exists() else "max"
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def _process() -> int:
+    # In KiB, except on macOS.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+_POLICY = "alg.policy.args"
+_ARGS = "alg.training_args"
+_EVALUATED = "train_evaluation"
+_LENGTHS = (f"{_POLICY}.generation_kwargs.max_new_tokens", "env.args.max_prompt_length")
+_NETWORKS = (f"{_POLICY}.critic: shared", f"{_POLICY}.peft: {{r: 8}}")
+_MICRO = "alg.args.micro_batch_size"
+_BUDGET = f"{_POLICY}.logits_budget_mb"
+_BATCH = f"{_EVALUATED}.eval_batch_size"
+_CHECKPOINTING = f"{_POLICY}.gradient_checkpointing: true"
+_HALF = f"{_POLICY}.dtype: bfloat16"
+_STEP = ("per_device_train_batch_size", "gradient_checkpointing: true", "bf16: true")
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "loading": (*_NETWORKS, "alg.kl_div.coeff: 0"),
+    "generation": ("env.n_envs", *_LENGTHS, *_NETWORKS),
+    "scoring": (_MICRO, _BUDGET, *_LENGTHS, *_NETWORKS),
+    "update": (_MICRO, _CHECKPOINTING, _BUDGET, _HALF, *_NETWORKS, *_LENGTHS),
+    "evaluation": (_BATCH, f"{_EVALUATED}.generation_kwargs.max_new_tokens", _LENGTHS[1]),
+}
+"""Part -> settings that need less memory there, cheapest first; a key without a value should be smaller."""
+
+SUPERVISED_KEYS: dict[str, tuple[str, ...]] = {
+    "loading": ("alg.peft: {r: 8}",),
+    "update": (*(f"{_ARGS}.{key}" for key in _STEP), "tokenizer.max_length", "alg.peft: {r: 8}"),
+    "evaluation": (_BATCH, f"{_ARGS}.per_device_eval_batch_size", "alg.generation_kwargs.max_new_tokens"),
+}
+
+
+@contextmanager
+def explaining(config: AnyConfig) -> Iterator[None]:
+    """Add advice on the run's config to an `OutOfMemoryError`.
+
+        out of memory in the update: CUDA out of memory. Tried to allocate 2.00 GiB ...
+          estimate: update 9.61 GiB, rollout 7.20 GiB; policy weights 0.46 GiB, optimizer state 1.85 GiB ...
+          needs less: a smaller alg.args.micro_batch_size (now null), alg.policy.args.gradient_checkpointing: true ...
+
+    Raises:
+        OutOfMemoryError: raised in the block, with advice: estimate, main memory, keys.
+    """
+    try:
+        yield
+    except OutOfMemoryError as error:
+        lines = [_estimate(config)] if isinstance(config, RunConfig) else []
+        if not torch.cuda.is_initialized():  # torch's own message says how much of a GPU is used
+            lines.append(f"memory of the machine: {gibibytes(main_memory())}")
+
+        # Only what the run does not have yet, and what its other settings allow.
+        blocks = with_defaults(config.to_dict())
+        table = KEYS if isinstance(config, RunConfig) else SUPERVISED_KEYS
+        advised = []
+        for key in table.get(error.part, ()):
+            advice = _advice(key, blocks)
+            if advice is not None and _is_accepted(key, config):
+                advised.append(advice)
+        if advised:
+            lines.append(f"needs less: {', '.join(advised)}")
+        raise OutOfMemoryError(error.part, error.text, lines) from error
+
+
+def _estimate(config: RunConfig) -> str:
+    try:
+        estimate = estimate_memory(config, n_processes())
+    except Exception as error:  # must not hide the out-of-memory error
+        return f"no estimate: {error}"
+
+    # Without the memory of the process, which by now includes that of the run itself.
+    sizes = []
+    for name, size in estimate.parts.items():
+        if size and name != "process":
+            sizes.append(f"{name} {gibibytes(size)}")
+    peaks = f"update {gibibytes(estimate.update)}, rollout {gibibytes(estimate.rollout)}"
+    return f"estimate: {peaks}; {', '.join(sizes)}"
+
+
+def _advice(key: str, blocks: dict[str, Any]) -> str | None:
+    """Return the advice for a key, with its value; None if it is set already."""
+    path, _, advised_value = key.partition(": ")
+    value = at(blocks, path)
+
+    # An advised value: `{r: 8}`, `shared`, `true` or `0`, which a config may have as `0.0`.
+    if advised_value:
+        is_set = isinstance(value, dict) or str(value).lower() in (advised_value, f"{advised_value}.0")
+        return None if is_set else key
+
+    # A smaller value: not below 1, and not of arguments of evaluations that are those of the rollouts.
+    if value == 1 or (path.startswith("train_evaluation.generation") and value is None):
+        return None
+    return f"a smaller {path} ({'is' if value is not None else 'now'} {shown(value)})"
+
+
+def _is_accepted(key: str, config: AnyConfig) -> bool:
+    """Return whether the config is valid with the advised value: opd needs its KL, for instance, grpo has no critic."""
+    path, _, advised_value = key.partition(": ")
+    if not advised_value:  # a smaller value
+        return True
+
+    # The whole block of the KL, since its target is no longer valid without a penalty.
+    block, _, name = path.rpartition(".")
+    override = f"{path}={advised_value}"
+    if block == "alg.kl_div":
+        override = f"{block}={{{name}: {advised_value}}}"
+    changed, issues = apply_overrides(config.to_dict(), [override])
+    try:
+        parse_config(changed, issues=issues)
+    except ConfigError:
+        return False
+    return True

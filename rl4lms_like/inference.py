@@ -1,0 +1,411 @@
+"""Evaluate a trained model on a split, or generate texts with it: `rl4lms-like evaluate` and `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.utils import get_device
+from transformers import AutoModelForCausalLM
+
+from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
+from rl4lms_like.core.model_weights import require_folder
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.offline.assemble_supervised import max_prompt_length, token_limit
+from rl4lms_like.on_policy.assemble import (
+    build_datapool,
+    build_tokenizer,
+    chat_template_of,
+    end_tokens,
+    load_generation_config,
+    load_model_config,
+    render_prompts,
+)
+from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
+from rl4lms_like.policies.generation import TextGenerator
+from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
+from rl4lms_like.policies.masked import masked_generator
+from rl4lms_like.run import silence_libraries
+from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
+from rl4lms_like.system.disk import saving
+from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
+from rl4lms_like.system.import_paths import refuse_unless_trusted
+from rl4lms_like.tracking.run_folder import RunFolder
+from rl4lms_like.training.components import build_components
+from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.resuming.resume import own_config
+
+NO_LIMIT = 1_000_000
+"""Maximum prompt length in tokens. Tokenizers without a length limit report about 1e30."""
+
+
+def evaluate_run(
+    run_or_model: str | Path,
+    *,
+    split: str = "test",
+    config_path: str | Path | None = None,
+    output: str | Path | None = None,
+    decoding: str | None = None,
+    num_beams: int | None = None,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    engine: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
+    """Evaluate the model of a finished run, or any other model, on a split.
+
+    Args:
+        run_or_model: folder of a run, of one of its models or of any model, a hub id or `embedded/<name>`.
+        split: `train`, `val` or `test`.
+        config_path: YAML file with data pool, metrics and lengths; default: the run's own config.
+        output: folder for `<split>_split_metrics.jsonl` and the predictions; default: `evaluation/` in the run's
+            folder, or the current folder.
+        decoding: `sampling`, `greedy` or `beam`; default: as in the config's evaluations.
+        num_beams: number of beams of `beam`.
+        max_new_tokens: maximum length of a response.
+        batch_size: prompts per generation call; default: the config's.
+        limit: evaluate only the first `limit` samples.
+        seed: of the sampling.
+        trust_remote_code: allow code that comes with a model to run, if the config in the run's folder requests it.
+        engine: external engine to generate with, as in configs; default: the model itself generates.
+
+    Returns:
+        Metric key -> score.
+
+    Raises:
+        ConfigError: the config in the run's folder requests code to run that is not trusted.
+        RL4LMsLikeError: the folder cannot be written, or the evaluation failed; subclasses name the cause.
+    """
+    silence_libraries()
+    config, model = _config_and_model(run_or_model, config_path)
+
+    # A folder that cannot be written is an error before anything is loaded, not after hours of generation.
+    folder = Path()
+    if output:
+        folder = Path(output)
+    elif Path(run_or_model).is_dir():
+        folder = Path(run_or_model) / "evaluation"
+    with saving(f"the evaluation (--output) to {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        files = RunFolder(folder)
+
+    # A run's folder may come from another user. A config that the caller names is the caller's own.
+    if config_path is None:
+        blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
+    components = build_components(config, with_reward=False)
+
+    # The tokenizer that was saved with the model. A chat template from a file was saved with it, so that the file
+    # itself is no longer needed.
+    tokenizer_config = replace(config.tokenizer, model_name=model)
+    if config_path is None:
+        tokenizer_config = replace(tokenizer_config, chat_template=bool(tokenizer_config.chat_template))
+    tokenizer = build_tokenizer(tokenizer_config)
+    pool = render_prompts({split: build_datapool(config.datapool, split)}, tokenizer_config, tokenizer)[split]
+    samples = [sample for sample, _ in pool][:limit]
+
+    # Decoding as in the run's evaluations, or else as in its rollouts; a supervised run has no separate arguments.
+    evaluation = config.train_evaluation
+    arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
+    responder = responder_of(
+        config,
+        model,
+        tokenizer,
+        batch_size=batch_size or evaluation.eval_batch_size,
+        generation_kwargs=decoding_arguments(arguments or {}, decoding, num_beams, max_new_tokens),
+        seed=seed,
+        engine=engine,
+    )
+    result = evaluate_on_samples(
+        responder,
+        samples,
+        components.metrics,
+        split_name=split,
+        post_processor=components.post_processor,
+    )
+
+    with saving(f"the evaluation (--output) to {folder}"):
+        files.log_metrics(0, split, result.scores)
+        files.log_predictions(0, split, result.predictions)
+    for key, score in result.scores.items():
+        print(f"{key:<48} {score:.4f}")
+    print(f"{len(samples)} samples of {split}; files in {folder}")
+    return result.scores
+
+
+def generate_texts(
+    model: str | Path,
+    prompts: Sequence[str],
+    *,
+    n: int = 1,
+    max_new_tokens: int | None = None,
+    decoding: str | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    seed: int = 0,
+    trust_remote_code: bool = False,
+    engine: Mapping[str, Any] | None = None,
+) -> list[list[str]]:
+    """Generate texts with a trained model.
+
+    Args:
+        model: folder of a run or of a model, a hub id or `embedded/<name>`.
+        prompts: texts to continue or answer.
+        n: number of texts for each prompt.
+        max_new_tokens: maximum length of a response; default: the run's, else 64.
+        decoding: `sampling`, `greedy` or `beam`; default: as in the run's rollouts, else sampling.
+        temperature: of the sampling.
+        top_k: sample from the k most likely tokens; 0 samples from all.
+        seed: of the sampling.
+        trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
+        engine: external engine to generate with, as in configs; default: the model itself generates.
+
+    Returns:
+        `n` texts for each prompt.
+
+    Raises:
+        ConfigError: the config in the run's folder requests code to run that is not trusted.
+    """
+    silence_libraries()
+    config, run_model = _run_of(Path(model))
+    if config is not None:
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
+    name = run_model or _model_name(model)
+
+    # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
+    arguments = _policy_arguments(config).get("generation_kwargs")
+    if not arguments:
+        arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
+    arguments = decoding_arguments(arguments, decoding, None, max_new_tokens)
+    if temperature is not None:
+        arguments["temperature"] = temperature
+    if top_k is not None:
+        arguments["top_k"] = top_k
+
+    tokenizer = load_tokenizer(name)
+    responder = responder_of(
+        config,
+        name,
+        tokenizer,
+        max_prompt_length=min(tokenizer.model_max_length, NO_LIMIT),
+        batch_size=32,
+        generation_kwargs=arguments,
+        seed=seed,
+        engine=engine,
+    )
+
+    # Each prompt `n` times in a row: rows `i n` to `(i + 1) n - 1` are the texts of prompt `i`.
+    samples = []
+    for i, prompt in enumerate(prompts):
+        samples += [Sample(str(i), prompt)] * n
+
+    # A model that was trained on chats expects the turns of its template around each prompt.
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+    if template is not None:
+        samples = [template.with_rendered_prompt(sample) for sample in samples]
+
+    texts = responder.respond(samples)
+    return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+
+def decoding_arguments(
+    generation_kwargs: Mapping[str, Any],
+    decoding: str | None,
+    num_beams: int | None = None,
+    max_new_tokens: int | None = None,
+) -> dict[str, Any]:
+    """Return generation arguments with another decoding method.
+
+    Args:
+        generation_kwargs: arguments to change.
+        decoding: `sampling`, `greedy` or `beam`; None keeps the method of `generation_kwargs`.
+        num_beams: number of beams of `beam`; default: 5.
+        max_new_tokens: replaces the value in `generation_kwargs`; None keeps it.
+    """
+    arguments = dict(generation_kwargs)
+
+    # Search takes the most likely tokens: transformers warns of arguments that only change sampling.
+    if decoding in ("greedy", "beam"):
+        for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+            arguments.pop(name, None)
+
+    if decoding is not None:
+        arguments["do_sample"] = decoding == "sampling"
+        arguments["num_beams"] = 1
+    if decoding == "beam":
+        arguments["num_beams"] = num_beams or 5
+    if max_new_tokens is not None:
+        arguments["max_new_tokens"] = max_new_tokens
+    return arguments
+
+
+def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
+    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None."""
+    if not folder.is_dir():
+        return None, None
+
+    # run/        run/best        run/checkpoints/iteration_00020
+    candidates = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
+    for run_folder, model in candidates:
+        try:
+            content = own_config(run_folder)
+        except CheckpointError:
+            continue
+
+        # Any model's folder has a `config.json`, too: only that of a run has this block.
+        is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
+        if "train_evaluation" in content and is_model:
+            return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
+    return None, None
+
+
+def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
+    """Return the arguments of a run's policy; for a supervised run, those with which a policy generates alike."""
+    if config is None:
+        return {}
+    if isinstance(config, RunConfig):
+        return dict(config.alg.policy.args)
+
+    # transformers' Trainer trains in bfloat16 by autocast, as a policy with this `dtype` does.
+    return {
+        "generation_kwargs": config.alg.generation_kwargs,
+        "prompt_truncation_side": config.tokenizer.truncation_side,
+        "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
+    }
+
+
+def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> int:
+    """Return the maximum prompt length in tokens, as in the run's own evaluations."""
+    if isinstance(config, RunConfig):
+        return int(config.env.args.get("max_prompt_length") or min(tokenizer.model_max_length, NO_LIMIT))
+    return max_prompt_length(config, token_limit(tokenizer, model_config))
+
+
+def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
+    """Return the config that describes an evaluation, and the folder or hub id of the model."""
+    run_config, run_model = _run_of(Path(run_or_model))
+    model = run_model or _model_name(run_or_model)
+    config = load_config(config_path, data=False) if config_path else run_config
+
+    # A reward model has a head for a score in place of one for tokens.
+    if isinstance(run_config, PreferenceConfig):
+        objective = OBJECTIVES.signature(run_config.alg.id)
+        if not getattr(objective, "has_language_model", True):
+            hint = "use it as `model_name` of the reward or the metric 'reward_model'"
+            raise RL4LMsLikeError(
+                f"{run_or_model} is a run of {run_config.alg.id!r}, whose model writes no text: {hint}"
+            )
+
+    if config is None:
+        hint = "set --config_path to a file with data pool and metrics"
+        raise RL4LMsLikeError(f"{run_or_model} is not the folder of a finished run (config.json and model/): {hint}")
+    return with_embedded_models(config), model
+
+
+def _model_name(model: str | Path) -> str:
+    """Return the folder or hub id of a model.
+
+    Raises:
+        ModelError: the name can only be a folder, which does not exist. The hub is not queried.
+    """
+    if is_embedded(str(model)):
+        return str(embedded_model(str(model)))
+    require_folder("run or the model", str(model))
+    return str(model)
+
+
+def responder_of(
+    config: AnyConfig | None,
+    model_name: str,
+    tokenizer: Any,
+    *,
+    max_prompt_length: int | None = None,
+    engine: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Responder:
+    """Load a model that decodes like the run's policy, including its masks; without a run, with defaults.
+
+    Raises:
+        ConfigError: the engine cannot generate for this model, or with these arguments.
+    """
+    policy_args = _policy_arguments(config) | {"model_name": model_name}
+    arguments = PolicyArguments.known_in(policy_args)
+    device = get_device("auto" if config is None else config.device)
+
+    # An external engine generates for a policy, which sends it the weights; otherwise the bare model generates.
+    policy = None
+    if engine is not None:
+        policy = _policy_with(engine, policy_args | settings, device)
+    model: Any
+    if policy is not None:
+        model = policy.policy_model
+    else:
+        model, _ = load_model(
+            auto_class_of(load_model_config(arguments)),
+            arguments.model_name,
+            attn_implementation=arguments.attn_implementation,
+            trust_remote_code=arguments.trust_remote_code,
+        )
+        model = model.to(device)
+
+    # Chat models end a turn with another token than a text, which is in the generation config or the template.
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+    ends = end_tokens(tokenizer, model.config, load_generation_config(model_name), template)
+
+    generator: TextGenerator | LMActorCriticPolicy
+    if policy is not None:
+        generator = policy
+    elif "top_mask" in policy_args:  # maskable policies require this argument, others do not accept it
+        special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
+        generator = masked_generator(model, MaskablePolicyArguments.known_in(policy_args), special)
+    else:
+        generator = TextGenerator(
+            model,
+            generation_kwargs=arguments.generation_kwargs,
+            prompt_truncation_side=arguments.prompt_truncation_side,
+            bfloat16=arguments.dtype == "bfloat16",
+        )
+
+    if max_prompt_length is None:
+        assert config is not None
+        max_prompt_length = _max_prompt_length(config, tokenizer, model.config)
+    return Responder(generator, tokenizer, max_prompt_length=max_prompt_length, eos_token_ids=ends, **settings)
+
+
+def _policy_with(
+    engine: Mapping[str, Any], policy_args: Mapping[str, Any], device: torch.device
+) -> LMActorCriticPolicy | None:
+    """Return a policy without critic and reference for an external engine; None if the model itself generates."""
+    arguments = PolicyArguments.known_in(policy_args)
+    model_config = load_model_config(arguments)
+    is_causal = auto_class_of(model_config) is AutoModelForCausalLM
+    issues = engine_issues({**policy_args, "engine": engine}, is_causal=is_causal)
+    if issues:
+        raise ConfigError(issues, "the engine")
+    if engine["id"] == OWN_ENGINE:
+        return None
+
+    # Nothing is trained, so there are no observations, no learning rate, no critic and no reference.
+    return CausalLMActorCriticPolicy(
+        spaces.Dict({}),
+        spaces.Discrete(model_config.vocab_size),
+        lambda _: 0.0,
+        device=device,
+        use_reference=False,
+        model_name=arguments.model_name,
+        critic="none",
+        engine=dict(engine),
+        generation_kwargs=arguments.generation_kwargs,
+        prompt_truncation_side=arguments.prompt_truncation_side,
+        dtype=arguments.dtype,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )

@@ -1,0 +1,1 @@
+"""Training on given texts: supervised and preference runs."""

@@ -1,0 +1,415 @@
+"""Construction of the objects of a supervised run from its config; parts that preference runs share.
+
+SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples ─ examples ─ model ─> SupervisedRun
+                          └────────────────────── tokenizer ─ samples ─ first examples ──> plan, for `check`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from stable_baselines3.common.utils import set_random_seed
+from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
+from rl4lms_like.config.settings import check_vocabulary, device_issues
+from rl4lms_like.core.model_weights import Unused
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
+from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
+from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
+from rl4lms_like.on_policy.assemble import (
+    build_datapools,
+    build_tokenizer,
+    chat_template_of,
+    end_tokens,
+    load_generation_config,
+    render_prompts,
+    set_n_threads,
+)
+from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
+from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
+from rl4lms_like.small_models.embedded import with_embedded_models
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
+from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
+
+Offline = TypeVar("Offline", SupervisedConfig, PreferenceConfig)
+
+NO_LIMIT = 1_000_000
+"""Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
+N_ENCODED = 2000
+"""Number of samples that are encoded to estimate the number of tokens."""
+
+
+@dataclass(frozen=True)
+class SupervisedRun:
+    """Objects that the trainer of a supervised or preference run needs."""
+
+    config: OfflineConfig
+    tokenizer: PreTrainedTokenizerBase  # of prompts, references and responses
+    samples: Mapping[str, list[Sample]]  # of `train`, `val` and `test`
+    examples: Mapping[str, Any]  # `rows` and `notices` of each split that the objective reads
+    model: PreTrainedModel  # is trained
+    objective: TrainingObjective
+    metrics: list[BaseMetric]
+    generator: TextGenerator | None  # generates text with the model; None if no text is evaluated
+    max_prompt_length: int  # tokens; longer prompts are truncated
+    eos_token_ids: list[int]  # tokens that end a response
+    post_processor: Callable[[str], str] | None = None  # applied to each response before it is scored and saved
+    dropout_rates: Mapping[str, float] = field(default_factory=dict)  # saved in the model's config
+    head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
+    ranks: Ranks = field(default_factory=Ranks)  # processes that train together
+
+
+def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) -> SupervisedRun:
+    """Build the objects of a supervised run.
+
+    Args:
+        config: config of the run.
+        ranks: the processes that train together; default: this one alone.
+
+    Raises:
+        ConfigError: settings of the config are not compatible.
+        DataPoolError: a data pool could not be prepared, or has no references to learn from.
+        RL4LMsLikeError: a model, a component or one of their dependencies is missing; subclasses name the cause.
+    """
+    ranks = ranks or Ranks()
+    prepared = prepare(config, ranks)
+    config = prepared.config
+    encoder = prepared.encoder
+    samples = prepared.samples
+    # Only texts are evaluated on `test`, so it needs no examples.
+    examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
+    check_best_metric(config, samples["val"])
+
+    # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
+    model = load_model(auto_class_of(prepared.model_config), config.alg.model_name, dropout=True)[0]
+    add_adapters(model, config, dropout=True)
+    set_n_threads(config, model)
+
+    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
+    pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
+    arguments = make_training_arguments(config, "checkpoints")
+    objective = CrossEntropy(
+        ExampleCollator(pad_token_id, start_token_id),
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        label_smoothing=arguments.label_smoothing_factor,
+        use_cache=arguments.use_cache,
+    )
+    objective.ranks = ranks
+
+    return SupervisedRun(
+        config=config,
+        tokenizer=encoder.tokenizer,
+        samples=samples,
+        examples=examples,
+        model=model,
+        objective=objective,
+        metrics=prepared.components.metrics,
+        generator=make_generator(model, config) if config.train_evaluation.generate else None,
+        max_prompt_length=encoder.max_prompt_length,
+        eos_token_ids=prepared.eos_token_ids,
+        post_processor=prepared.components.post_processor,
+        ranks=ranks,
+    )
+
+
+class Prepared(NamedTuple):
+    """Objects of a supervised or preference run that exist before its model is loaded."""
+
+    config: Any  # with a folder in place of each embedded model
+    components: Components
+    model_config: PretrainedConfig
+    eos_token_ids: list[int]  # tokens that end a response
+    encoder: ExampleEncoder
+    samples: dict[str, list[Sample]]  # of all splits
+
+
+def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -> Prepared:
+    """Check the settings, and load tokenizer, components and data; raises the errors of `assemble_supervised`.
+
+    `unused` returns the modules of the language model that the run does not use.
+    """
+    set_n_threads(config)
+    check_settings(config)
+    # The main process creates embedded models that do not exist yet; the others find them in the cache.
+    with ranks.main_first():
+        config = with_embedded_models(config)
+
+    # Components of users may use the global generators.
+    set_random_seed(config.seed)
+    components = build_components(config)
+    model_config, eos_token_ids, encoder = load_encoder(config)
+
+    # Before the data, which may take long: missing weights are known from the file headers.
+    check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
+    pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
+    samples = {}
+    for split, pool in pools.items():
+        samples[split] = [sample for sample, _ in pool]
+    check_references(config, components, samples)
+    return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
+
+
+def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
+    """Add the adapters of `alg.peft` to a model, if the config has some.
+
+    Raises:
+        ModelError: `peft` does not fit the model.
+    """
+    if config.alg.peft is None:
+        return
+    refuse_unknown_layers([model], config.alg.peft)
+    # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
+    with seeded(derived_seed(config.seed, "adapters"), model.device):
+        add_lora(model, config.alg.peft, dropout=dropout)
+
+
+def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
+    """Create the generator of evaluations."""
+    return TextGenerator(
+        model,
+        generation_kwargs=config.alg.generation_kwargs,
+        prompt_truncation_side=config.tokenizer.truncation_side,
+        bfloat16=bool(config.alg.training_args.get("bf16")),
+    )
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def check_settings(config: OfflineConfig) -> None:
+    """Check the settings that need torch and transformers, before anything is loaded.
+
+    Raises:
+        ConfigError: lists every error.
+    """
+    unknown = unknown_generation_arguments(config.alg.generation_kwargs)
+    issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
+    issues += lora_conflicts(config.alg.peft, "alg.peft")
+    device_errors = supervised_device_issues(config.device)
+    issues += device_errors
+
+    # A wrong device would hide errors in the other arguments, so these are then checked for the CPU.
+    checkable = replace(config, device="cpu") if device_errors else config
+    try:
+        make_training_arguments(checkable, "checkpoints")
+    except ConfigError as error:
+        issues += error.issues
+    if issues:
+        raise ConfigError(issues)
+
+
+def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIssue]:
+    """Return the errors in the device of a supervised run; those on every machine only, if `here` is False."""
+    issues = device_issues(device, here=False)
+    if issues:
+        return issues
+
+    # `TrainingArguments` has no setting for another GPU.
+    if device != "auto" and torch.device(device).index:
+        text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
+        return [ConfigIssue("device", text)]
+    return device_issues(device) if here else []
+
+
+def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
+    """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
+    metric = make_training_arguments(config, "checkpoints").metric_for_best_model
+    if metric is None:
+        return
+
+    text = None
+    if not samples:
+        text = f"it cannot be computed: the data pool {config.datapool.id!r} has no samples in the split 'val'"
+    elif metric in ("loss", "eval_loss"):
+        # Labelled responses have no references, but a loss.
+        has_loss = any(sample.references or isinstance(sample, Preference) for sample in samples)
+        if not has_loss:
+            text = "the loss cannot be computed: no sample of the split 'val' has a reference; name a metric"
+    if text is not None:
+        raise ConfigError([ConfigIssue(f"{PATH}.metric_for_best_model", text)])
+
+
+# --- tokenizer and lengths --------------------------------------------------------------------------------------------
+
+
+def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], ExampleEncoder]:
+    """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
+    model_name = config.alg.model_name
+    model_config = load_model_config(model_name)
+    family = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    if family != config.alg.model_type:
+        text = f"{model_name!r} is a {family} model: write {family}, or name another model"
+        raise ConfigError([ConfigIssue("alg.model_type", text)])
+
+    tokenizer = build_tokenizer(config.tokenizer)
+    check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
+    template = chat_template_of(config.tokenizer, tokenizer)
+    eos_token_ids = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
+    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids)
+
+
+def example_encoder(
+    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, eos_token_ids: list[int]
+) -> ExampleEncoder:
+    """Create the encoder of examples, within the length limits of tokenizer and model.
+
+    Raises:
+        ConfigError: the responses leave no room for a prompt.
+    """
+    limit = token_limit(tokenizer, model_config)
+    # A model must learn to end with a token at which generation stops; not every tokenizer names one.
+    end_token_id = tokenizer.eos_token_id
+    if end_token_id is None:
+        end_token_id = next(iter(eos_token_ids), None)
+
+    return ExampleEncoder(
+        tokenizer=tokenizer,
+        is_encoder_decoder=bool(model_config.is_encoder_decoder),
+        max_prompt_length=max_prompt_length(config, limit),
+        max_length=limit,
+        end_token_id=end_token_id,
+        separator=config.alg.separator,
+        loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
+    )
+
+
+def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
+    """Return the largest number of tokens that both the tokenizer and the model accept."""
+    # T5 has relative positions, and no such attribute.
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+    return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
+
+
+def max_prompt_length(config: OfflineConfig, limit: int) -> int:
+    """Return the largest prompt length in tokens, such that a causal model's response fits after it within `limit`."""
+    # The decoder of a seq2seq model has positions of its own.
+    configured = min(config.tokenizer.max_length or limit, limit)
+    if config.alg.model_type == "seq2seq" or limit == NO_LIMIT:
+        return configured
+
+    generation = generate_arguments(
+        config.alg.generation_kwargs, max_new_tokens=None, eos_token_ids=(), is_encoder_decoder=False
+    )
+    n_response = generation["max_new_tokens"]
+    if n_response >= limit:
+        text = f"responses of {n_response} tokens leave no room for a prompt: the model takes {limit} in total"
+        raise ConfigError([ConfigIssue("alg.generation_kwargs.max_new_tokens", text)])
+    return int(min(configured, limit - n_response))
+
+
+# --- the plan of a run, for `check` -----------------------------------------------------------------------------------
+
+
+def config_to_plan(config: Offline) -> Offline:
+    """Check the settings of a run that may be trained on another machine; return its config with embedded models.
+
+    Raises:
+        ConfigError: settings have errors.
+    """
+    # The device may exist on another machine only.
+    if not supervised_device_issues(config.device, here=False):
+        config = replace(config, device="cpu")
+    check_settings(config)
+    return with_embedded_models(config)
+
+
+class Schedule(NamedTuple):
+    """Size of the optimizer steps of a run, their number, and how often they read all examples."""
+
+    batch_size: int
+    n_steps: int
+    n_epochs: float
+
+
+def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
+    """Return the schedule of a run with this number of examples."""
+    arguments = make_training_arguments(config, "checkpoints")
+    batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    # As the Trainer counts: the last, smaller batch of an epoch is a step too, and `max_steps` wins over the epochs.
+    steps_per_epoch = max(math.ceil(n_examples / batch_size), 1)
+    if arguments.max_steps > 0:
+        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / steps_per_epoch, 2))
+    n_epochs = arguments.num_train_epochs
+    return Schedule(batch_size, math.ceil(n_epochs * steps_per_epoch), n_epochs)
+
+
+def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
+    """Return the size of a run as lines of name and value, before weights are loaded; `find` prepares the samples.
+
+    Raises:
+        ConfigError: settings have errors.
+        RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
+    """
+    config = config_to_plan(config)
+    encoder = load_encoder(config)[-1]
+    samples_of_splits = find()
+    check_best_metric(config, samples_of_splits["val"])
+    samples = samples_of_splits["train"]
+    n_examples = sum(len(sample.references) for sample in samples)
+    schedule = schedule_of(config, n_examples)
+
+    # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
+    encoded = encoder.encode(samples[:N_ENCODED])
+    n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
+    return [
+        ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
+        ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
+        ("learned tokens", f"about {n_tokens:,} per epoch"),
+        ("batches", f"of {schedule.batch_size:,} examples"),
+        ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
+    ]
+
+
+def check_model(config: OfflineConfig) -> None:
+    """Check a model in a local folder, without reading its weights.
+
+    Raises:
+        ModelError: the folder lacks weights, which the message names, or the adapters do not fit the model.
+    """
+    model_name = with_embedded_models(config).alg.model_name
+    try:
+        model_config = load_model_config(model_name, local_files_only=True)
+    except ModelError:  # `plan` raises it
+        return
+
+    # A reward model is a classifier, whose head may be missing: it is then a new one.
+    auto_class = auto_class_of(model_config)
+    unused = None
+    if isinstance(config, PreferenceConfig):
+        objective_arguments: Any = OBJECTIVES.signature(config.alg.id)
+        if not objective_arguments.has_language_model:
+            auto_class = AutoModelForSequenceClassification
+            unused = head_modules
+    check_model_weights(auto_class, model_name, unused=unused)
+
+    # On the meta device, tensors have shapes but no memory: enough to see which layers get adapters.
+    if config.alg.peft is None:
+        return
+    try:
+        with torch.device("meta"):
+            model = auto_class.from_config(model_config)
+    except (ValueError, ImportError) as error:
+        raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
+    except RuntimeError:  # the class computes with weights, which have no values on the meta device
+        return
+    refuse_unknown_layers([model], config.alg.peft)
+    add_lora(model, config.alg.peft, dropout=False, empty=True)
+
+
+def head_modules(model: PreTrainedModel) -> list[str]:
+    """Return the names of the modules of a classifier that are not part of its language model."""
+    return [name for name, _ in model.named_children() if name != model.base_model_prefix]

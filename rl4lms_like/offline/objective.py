@@ -1,0 +1,152 @@
+"""Objectives of training on given texts: what a batch is, its loss, and what it is a mean over.
+
+                batch                    loss
+CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
+preferences     pairs of responses       mean over the pairs of an optimizer step
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, n_learned
+from rl4lms_like.system.ranks import Ranks
+
+Batch = Mapping[str, Tensor]
+"""Tensors of some examples, by name."""
+
+
+class TrainingObjective(ABC):
+    """Objective of a run on given texts.
+
+    Attributes:
+        name: prefix of the logged loss.
+        measures_loss: `measure` returns the loss, `<name>/loss`; otherwise it is computed from the batches of `val`.
+        ranks: the processes that share each batch.
+    """
+
+    name: ClassVar[str]
+    measures_loss: ClassVar[bool] = False
+    ranks: Ranks = Ranks()
+
+    def own_rows(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the rows of a batch that this process computes; there may be none."""
+        if self.ranks.size == 1:
+            return dict(batch)
+        n = self.n_rows(batch)
+        rows = torch.tensor(self.ranks.share([1] * n), dtype=torch.long)
+
+        # Several rows of a tensor may belong to one row of the batch: the first ones of all rows, then the second ones.
+        selected = {}
+        for name, tensor in batch.items():
+            blocks = tensor.split(n)  # [n, ...] each
+            selected[name] = torch.cat([block[rows] for block in blocks])
+        return selected
+
+    @abstractmethod
+    def n_rows(self, batch: Batch) -> int:
+        """Return the number of rows of a batch."""
+
+    @abstractmethod
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """Return the batch of some examples."""
+
+    @abstractmethod
+    def n_tokens(self, batch: Batch) -> Tensor:
+        """Count the tokens that are learned in a batch, as a 0-dimensional tensor."""
+
+    @abstractmethod
+    def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
+        """Compute the loss of a micro-batch: a sum, divided by `n_items`, or by the items of the batch."""
+
+    def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
+        """Return the number of items of an optimizer step; called with all of its micro-batches before the first one.
+
+        If they have labels, `n_items` is the number of these.
+        """
+        return n_items
+
+    def prepare(self, folder: Path, examples: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
+        """Compute what the loss needs besides the batches of each split; called before training, also of a resumed run.
+
+        Files are kept in the run's folder.
+        """
+
+    def measure(self, rows: Sequence[Any]) -> dict[str, float]:
+        """Return metrics of some examples by key; called in evaluations."""
+        return {}
+
+    def end_step(self) -> None:  # noqa: B027  (optional)
+        """Share what was computed since `begin_step` with the other processes."""
+
+    def averages(self) -> dict[str, float]:
+        """Return the means of what was computed since the last call, by key."""
+        return {}
+
+    def alerts(self, split: str, step: int, n_steps: int, numbers: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return new alerts by name, after the numbers of `train` or `val` in optimizer step `step` of `n_steps`."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that `averages` and `alerts` need, as JSON."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
+        """Restore the state returned by `state_dict`."""
+
+
+@dataclass
+class CrossEntropy(TrainingObjective):
+    """Cross-entropy of the learned tokens.
+
+    The losses of some models, such as T5, are means over a micro-batch and ignore the number of items of the step, so
+    the loss is computed here.
+    """
+
+    name = "supervised"
+
+    collator: ExampleCollator
+    is_encoder_decoder: bool  # True for seq2seq models, whose labels are not shifted
+    label_smoothing: float  # `label_smoothing_factor` of the Trainer
+    use_cache: bool | None  # argument of the model's forward
+
+    def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
+        return self.collator(rows)
+
+    def n_rows(self, batch: Batch) -> int:
+        return len(batch["labels"])
+
+    def n_tokens(self, batch: Batch) -> Tensor:
+        return n_learned(batch["labels"])
+
+    def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
+        # Without labels, the model returns logits [n, length, vocab] and computes no loss of its own.
+        inputs = dict(batch)
+        labels = inputs.pop("labels")
+        logits = model(**inputs, use_cache=self.use_cache).logits
+
+        # The logits at a token of a causal model are those of the next token; the inputs of a seq2seq model's decoder
+        # are already shifted.
+        if not self.is_encoder_decoder:
+            logits = logits[:, :-1]
+            labels = labels[:, 1:]
+
+        # Softmax in float32, also if the model computes in bfloat16.
+        total = cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten(),
+            ignore_index=NOT_LEARNED,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
+        n = n_learned(labels) if n_items is None else n_items
+        return total / max(n, 1)

@@ -1,0 +1,111 @@
+"""Callbacks that observe a run during training without changing it, and the one that keeps the best model.
+
+    epoch            0     10    20    30    40
+    score (max)      0.2   0.3   NaN   0.3   0.5
+    best/                  ●                 ●      written when better than all before; epoch 0 is only the baseline
+
+`best/` can be loaded with `from_pretrained`; `best/best.json` has its epoch and score. The best score is part of every
+checkpoint, so a resumed run selects the same model as an uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.config.cross_checks import PLACE, unknown_metric
+from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.system.disk import saving
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.evaluation import Evaluation
+from rl4lms_like.training.resuming.checkpoints import write_folder
+
+FOLDER = "best"
+FILE = "best.json"
+
+
+class Callback:
+    """Callback of the training loop; its state is part of every checkpoint, so a resumed run records the same."""
+
+    def on_iteration_end(self, iteration: int) -> None:
+        """Called after update number `iteration`, from 1. Values added to the logger are written with its metrics."""
+
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+        """Called after a split was evaluated, after `epoch` iterations."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state in types that JSON supports."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
+
+
+class BestModel(Callback):
+    """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
+
+    Raises:
+        ConfigError: the split `val` has no samples.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.keep_best = run.config.train_evaluation.keep_best
+        self.epoch: int | None = None
+        self.score: float | None = None
+        if self.keep_best is not None and not run.samples["val"]:
+            message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+            raise ConfigError([ConfigIssue(PLACE, message)])
+
+    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
+        """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
+
+        Raises:
+            ConfigError: no metric reports the key.
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        if self.keep_best is None or split != "val":
+            return
+        metric = self.keep_best.metric
+        if metric not in evaluation.scores:
+            raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
+        score: Any = evaluation.scores[metric]
+        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+            return
+
+        mode = self.keep_best.mode
+        if self.score is not None:
+            is_better = score > self.score if mode == "max" else score < self.score
+            if not is_better:
+                return
+
+        # The model before the first iteration is only the baseline: `best/` has one that was trained.
+        if epoch:
+            with self.run.policy.whole_in_main():
+                if self.run.ranks.is_main:
+                    self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
+        self.epoch = epoch
+        self.score = float(score)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "score": self.score}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch = state["epoch"]
+        self.score = state["score"]
+
+    def _write(self, best: dict[str, Any]) -> None:
+        def write(partial: Path) -> None:
+            self.run.policy.save_model(partial, self.run.tokenizer)
+            (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+
+        folder = self.tracker.run_path / FOLDER
+        with saving(f"the best model to {folder}"):
+            write_folder(folder, write)
+        self.tracker.log_info(
+            f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"
+        )

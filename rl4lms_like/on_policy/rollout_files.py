@@ -1,0 +1,194 @@
+"""Rollouts on disk: all tensors of a rollout, and its texts; see `tracking.rollouts` for the names of the files.
+
+0.episodes.prompt_ids  0.scores.values  0.rewards  0.reward_parts.<name>    of the first generation batch
+random.torch ...                                                            of the generators after the rollout
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.token_credit import listed
+from rl4lms_like.policies.teacher_forcing import EpisodeScores
+from rl4lms_like.rollouts.rollout import Rollout, RolloutBatch
+from rl4lms_like.system.disk import flush, refuse_links, remove_path, saving
+from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, TEXTS, kept_rollouts, rollout_file
+from rl4lms_like.tracking.run_folder import ROLLOUTS, to_json, write_whole
+from rl4lms_like.training.resuming.checkpoints import write_tensors
+from rl4lms_like.training.resuming.states import random_state
+
+_KEY = "rollout"
+"""The only key of the metadata: the order of several keys in the file would be random."""
+_EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+
+
+@dataclass(frozen=True)
+class StoredRollout:
+    """Rollout as read from its file.
+
+    Args:
+        batches: generation batches, scored.
+        origin: digests of what the rollout was generated with, see `Recorder`.
+        random: state of the global random generators after the rollout: numbers and tensors.
+    """
+
+    batches: list[RolloutBatch]
+    origin: dict[str, str]
+    random: tuple[dict[str, Any], dict[str, Tensor]]
+
+
+class Recorder:
+    """Keeps each rollout on disk, with the state of the random generators after it.
+
+    Args:
+        run: the run.
+        folder: folder of the run.
+        position: returns the number of the current rollout, of the critic's pretraining (True) or of the iterations.
+        origin: digests of the tokenizer's vocabulary and, if the rollouts are of this run's policy, of its starting
+            weights.
+
+    Raises:
+        RL4LMsLikeError: `rollouts` is a link.
+    """
+
+    def __init__(self, run: Run, folder: Path, position: Callable[[bool], int], origin: dict[str, str]) -> None:
+        self.run = run
+        self.folder = folder
+        self.position = position
+        self.origin = origin
+        if (folder / ROLLOUTS).is_symlink():
+            refuse_links([folder / ROLLOUTS])
+        (folder / ROLLOUTS).mkdir(exist_ok=True)
+
+    def record(self, rollout: Rollout) -> None:
+        """Write the files of a rollout."""
+        is_critic = not rollout.updates_policy
+        number = self.position(is_critic)
+        file = rollout_file(self.folder, CRITIC if is_critic else ITERATION, number, TENSORS)
+
+        # A reward may have drawn from the global generators: a replay continues with the state after the rollout.
+        tensors, random_numbers = random_state()
+        batches = []
+        for index, batch in enumerate(rollout.batches):
+            tensors |= {f"{index}.{name}": tensor for name, tensor in _tensors_of(batch).items()}
+            batches.append({"prompt_side": batch.episodes.prompt_side, "sample_ids": list(batch.sample_ids)})
+        header = json.dumps({"origin": self.origin, "batches": batches, "random": random_numbers})
+
+        # The tensors last, under their own name only once they are whole: a rollout without them does not count.
+        partial = file.with_name(f"{file.name}.partial")
+        with saving(f"the rollout to {file}"):
+            lines = [json.dumps(to_json(line), ensure_ascii=False) + "\n" for line in self._lines(rollout, number)]
+            write_whole(file.with_suffix(TEXTS), "".join(lines))
+            remove_path(partial)
+            write_tensors(tensors, partial, {_KEY: header})
+            flush(partial)
+            os.replace(partial, file)
+
+    def _lines(self, rollout: Rollout, number: int) -> list[dict[str, Any]]:
+        """Return what is written of each episode, to be read by people."""
+        lines: list[dict[str, Any]] = []
+        for batch in rollout.batches:
+            episodes = batch.episodes
+            fields = {"reward": batch.rewards}
+            if self.run.policy.has_reference:
+                fields["kl"] = batch.ref_log_ratio
+            sums = {name: listed(batch.episode_sums(field)) for name, field in fields.items()}
+            part_sums = {name: listed(batch.episode_sums(field)) for name, field in batch.reward_parts.items()}
+
+            # One line for each episode, in the order of the tensors' rows.
+            for row, sample_id in enumerate(batch.sample_ids):
+                line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
+                line["prompt"] = self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]])
+                line["response"] = self._decode(episodes.response_ids[row][episodes.response_mask[row]])
+                line |= {name: values[row] for name, values in sums.items()}
+                line["reward_parts"] = {name: values[row] for name, values in part_sums.items()}
+                line["length"] = int(episodes.lengths[row])
+                line["terminated"] = bool(episodes.terminated[row])
+                lines.append(line)
+        return lines
+
+    def _decode(self, ids: Tensor) -> str:
+        return str(self.run.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
+
+
+def delete_later_rollouts(folder: Path, done: Mapping[str, int]) -> None:
+    """Delete the rollouts that a resumed run repeats or never reaches, and incomplete files.
+
+    Args:
+        folder: folder of the run.
+        done: `ITERATION` and `CRITIC` -> number of rollouts that stay.
+    """
+    if (folder / ROLLOUTS).is_symlink() or not (folder / ROLLOUTS).is_dir():
+        return
+    with saving(f"rollouts to {folder}"):
+        for kind, n_done in done.items():
+            for ending in (TENSORS, TEXTS):
+                for number in kept_rollouts(folder, kind, ending):
+                    if number > n_done:
+                        rollout_file(folder, kind, number, ending).unlink()
+        for partial in (folder / ROLLOUTS).glob("*.partial"):
+            partial.unlink()
+
+
+def _tensors_of(batch: RolloutBatch) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for name in _EPISODE_FIELDS:
+        tensor = getattr(batch.episodes, name)
+        if tensor is not None:
+            tensors[f"episodes.{name}"] = tensor
+    tensors["rewards"] = batch.rewards
+    tensors |= {f"scores.{name}": tensor for name, tensor in batch.known_scores()._asdict().items()}
+    return tensors | {f"reward_parts.{name}": tensor for name, tensor in batch.reward_parts.items()}
+
+
+def read_rollout(file: Path, device: torch.device | str = "cpu") -> StoredRollout:
+    """Read a rollout; its tensors are put on a device.
+
+    Raises:
+        RL4LMsLikeError: the file cannot be read, or was not written by a run.
+    """
+    try:
+        with safe_open(file, framework="pt") as stored:
+            header = json.loads(stored.metadata()[_KEY])
+            by_batch: dict[str, dict[str, Tensor]] = {}  # the number of the batch, or `random`
+            for name in stored.keys():  # noqa: SIM118  (not a mapping)
+                number, _, rest = name.partition(".")
+                by_batch.setdefault(number, {})[rest] = stored.get_tensor(name)
+
+        batches = []
+        for index, described in enumerate(header["batches"]):
+            batches.append(_batch_of(by_batch[str(index)], described, device))
+        return StoredRollout(batches, dict(header["origin"]), (header["random"], by_batch["random"]))
+    except Exception as error:  # damaged bytes can cause any exception while they are parsed
+        raise RL4LMsLikeError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _batch_of(tensors: dict[str, Tensor], described: dict[str, Any], device: torch.device | str) -> RolloutBatch:
+    """Return the generation batch of these tensors, whose header has its padding side and samples."""
+    groups: dict[str, dict[str, Any]] = {"episodes": {}, "scores": {}, "reward_parts": {}, "rewards": {}}
+    for name, tensor in tensors.items():
+        group, _, rest = name.partition(".")
+        groups[group][rest] = tensor.to(device)
+
+    episodes = EpisodeBatch(**groups["episodes"], prompt_side=described["prompt_side"])
+    scores = EpisodeScores(**groups["scores"])
+    rewards = groups["rewards"][""]
+    sample_ids = [str(sample_id) for sample_id in described["sample_ids"]]
+    batch = RolloutBatch(episodes, rewards, dict(groups["reward_parts"]), sample_ids, scores)
+
+    flat = [batch.rewards, *scores, *batch.reward_parts.values()]
+    if any(field.shape != (episodes.n_tokens,) for field in flat) or len(sample_ids) != episodes.n_episodes:
+        raise ValueError("its tensors do not match each other")
+    return batch

@@ -1,0 +1,279 @@
+"""Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
+
+    _train_and_eval   evaluate ─ [iteration ─ evaluate? ─ checkpoint?] x n_iters ─ save the model ─ evaluate
+    _iterate          rollout ─ update ─ callbacks ─ log
+
+An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. The rollout is in
+`rollouts.collector`, the update in `algorithms.base`, and how an interrupted run resumes in `resuming.resume_point`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.best_model import BestModel, Callback
+from rl4lms_like.on_policy.doctor.callback import Doctor
+from rl4lms_like.on_policy.replay import Replay, origin_of
+from rl4lms_like.on_policy.resume_point import ResumePoint
+from rl4lms_like.on_policy.rollout_files import Recorder, delete_later_rollouts
+from rl4lms_like.on_policy.token_credit import TokenCredit
+from rl4lms_like.rollouts.text_rollouts import RunHooks
+from rl4lms_like.system.disk import saving
+from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
+from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
+from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
+
+
+class OnPolicyTrainer:
+    """Train and evaluate a run.
+
+    Args:
+        run: returned by `assemble`.
+        tracker: writes metrics and files.
+        resume_from: a checkpoint of the same run, to resume from.
+
+    Attributes:
+        current_iter: completed iterations.
+        evaluated: (completed iterations, split) pairs that are evaluated already.
+        callbacks: called after each iteration and evaluation, in this order; by the names of their states in
+            checkpoints.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of another run.
+        ConfigError: the rollouts of `train_evaluation.replay` cannot be used with this config.
+    """
+
+    def __init__(self, run: Run, tracker: Tracker, *, resume_from: Path | None = None) -> None:
+        self.run = run
+        self.tracker = tracker
+        self.schedule = run.config.train_evaluation
+        self.interruption = Interruption(run.ranks)
+        self.callbacks: dict[str, Callback] = {
+            "best_model": BestModel(run, tracker),
+            "doctor": Doctor(run, tracker),
+            "token_credit": TokenCredit(run, tracker),
+        }
+
+        self.current_iter = 0
+        self.evaluated: set[tuple[int, str]] = set()
+        self._iteration_start: float | None = None  # seconds of `time.perf_counter`; None between two iterations
+        self._seconds_before = 0.0  # that an interrupted process has spent on the current iteration
+
+        # Before a checkpoint is loaded: the origin of kept rollouts is a digest of the weights at the start.
+        self._attach_replay_and_recorder()
+        self.resume_point = ResumePoint(run, tracker, self.interruption, trainer=self, callbacks=self.callbacks)
+        run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
+        if resume_from is not None:
+            self.resume_point.resume(resume_from)
+
+        # A run that is interrupted in its update has the rollout of one iteration more than it has completed.
+        if run.ranks.is_main:
+            n_iteration_rollouts = self.current_iter + (run.algorithm.update_progress is not None)
+            n_critic_rollouts = self._rollout_number(is_critic=True) - 1
+            delete_later_rollouts(tracker.run_path, {ITERATION: n_iteration_rollouts, CRITIC: n_critic_rollouts})
+
+    def train_and_eval(self) -> None:
+        """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
+        with self.interruption:
+            try:
+                self._train_and_eval()
+            except BaseException as error:
+                self.resume_point.rescue(error)
+                raise
+
+    # --- the loop ---------------------------------------------------------------------------------------------------
+
+    def _train_and_eval(self) -> None:
+        # The untrained model is evaluated first. A run that resumes within an update finishes that before all else: its
+        # weights are those of no completed iteration.
+        algorithm = self.run.algorithm
+        if algorithm.has_unfinished_update:
+            algorithm.resume_update()
+        else:
+            # A resumed state already has its checkpoint.
+            self.resume_point.mark(is_saved=self.resume_point.is_saved)
+            self._evaluate_and_save()
+        self._pretrain_critic()
+
+        self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
+        while self.current_iter < self.schedule.n_iters:
+            self._iterate()
+            self._evaluate_and_save()
+
+        # The model before the last evaluation: a metric that fails must not cost it.
+        if self.schedule.save_model:
+            folder = self.tracker.run_path / "model"
+            with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
+                self._write(folder, self.run.save_model)
+        self.evaluate(("val", "test"))
+        if self.run.ranks.is_main:
+            delete_interrupted(self.tracker.run_path / "checkpoints")
+
+    def _iterate(self) -> None:
+        """Run an iteration: rollout and update, then the callbacks, whose numbers are logged with those of both."""
+        algorithm = self.run.algorithm
+        ranks = self.run.ranks
+        iteration = self.current_iter + 1  # from 1, as in all files
+
+        # The time that an interrupted process has spent on this iteration counts as well.
+        self._iteration_start = time.perf_counter() - self._seconds_before
+        self._seconds_before = 0.0
+        waited_before = ranks.waited
+
+        # Between two steps of an update, the algorithm calls the resume point, which also stops an interrupted run.
+        hooks = RunHooks(self.interruption, on_step=self.resume_point.mark_in_update)
+        algorithm.learn_iteration(self.current_iter, self.schedule.n_iters, hooks)
+        seconds = time.perf_counter() - self._iteration_start
+
+        logger = algorithm.logger
+        logger.record("time/iteration", iteration)
+        logger.record("time/iteration_s", seconds)
+        logger.record("time/tokens_per_s", algorithm.rollout_buffer.n_tokens / seconds)
+        if ranks.size > 1:
+            logger.record("time/communication_s", ranks.waited - waited_before)
+
+        for callback in self.callbacks.values():
+            callback.on_iteration_end(iteration)
+        logger.dump(step=algorithm.num_timesteps)
+
+        # The iteration is complete. `clear` before `mark`: if a component's state cannot be captured, the state of the
+        # last minibatch must not be saved under the number of this iteration.
+        self.current_iter = iteration
+        self._iteration_start = None
+        algorithm.end_update()
+        self.resume_point.clear()
+        self.resume_point.mark()
+
+    def _evaluate_and_save(self) -> None:
+        """Run the evaluations and write the checkpoint that are due after this number of iterations, each once."""
+        completed = self.current_iter
+        if completed % self.schedule.eval_every == 0:
+            self.evaluate(("val",) if completed else ("val", "test"))
+
+        is_due = completed > 0 and completed % self.schedule.save_every == 0
+        if is_due and self.schedule.save_model and not self.resume_point.is_saved:
+            with self.interruption.finishing("this checkpoint"):
+                self.checkpoint()
+        self.interruption.check()
+
+    # --- evaluation and files ---------------------------------------------------------------------------------------
+
+    def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
+        """Evaluate on splits that have samples, once for each number of completed iterations."""
+        evaluations = {}
+        for split in splits:
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.current_iter, split) in self.evaluated:
+                continue
+
+            # Nothing is lost if a signal stops it at once: a resumed run evaluates this split again.
+            with self.interruption.at_any_moment():
+                evaluation = self._evaluate_split(split, samples)
+            self.evaluated.add((self.current_iter, split))
+            self.tracker.log_metrics(self.current_iter, split, evaluation.scores)
+            self.tracker.log_predictions(self.current_iter, split, evaluation.predictions)
+            for callback in self.callbacks.values():
+                callback.on_evaluation_end(self.current_iter, split, evaluation)
+            evaluations[split] = evaluation
+            self.resume_point.mark()
+            self.interruption.check()
+        return evaluations
+
+    def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
+        responder = Responder(
+            self.run.policy,
+            self.run.tokenizer,
+            batch_size=self.schedule.eval_batch_size,
+            max_prompt_length=self.run.max_prompt_length,
+            eos_token_ids=sorted(self.run.env.get_attr("eos_token_ids", [0])[0]),
+            generation_kwargs=self.schedule.generation_kwargs,
+            seed=self.run.config.seed,
+            ranks=self.run.ranks,
+        )
+        with self.run.policy.gathered():  # batches are not the same number in all processes, and metrics use the model
+            return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
+
+    def checkpoint(self) -> Path:
+        """Write a checkpoint that the run can resume from, with the model ready for `from_pretrained`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        return self.resume_point.write()
+
+    def save(self, folder: Path) -> Path:
+        """Write the language model and the tokenizer, ready for `from_pretrained`.
+
+        Raises:
+            RL4LMsLikeError: the folder cannot be written.
+        """
+        return self.run.save_model(folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the progress of the loop, in JSON's types; within an iteration with the seconds spent on it."""
+        state: dict[str, Any] = {"iteration": self.current_iter, "evaluated": sorted(self.evaluated)}
+        if self._iteration_start is not None:
+            state["seconds"] = time.perf_counter() - self._iteration_start
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
+        self.current_iter = state["iteration"]
+        self.evaluated = {(epoch, split) for epoch, split in state["evaluated"]}
+        self._seconds_before = state.get("seconds", 0.0)
+
+    def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
+        """Write a model's folder in the main process; all processes must call this, since weights may be split."""
+        with self.run.policy.whole_in_main():
+            if self.run.ranks.is_main:
+                write_folder(folder, save)
+
+    # --- replay and recorder, pretraining of the critic -------------------------------------------------------------
+
+    def _attach_replay_and_recorder(self) -> None:
+        """Let the collector replay or keep rollouts, as configured; the weights must be those at the start."""
+        if not self.schedule.save_rollouts and self.schedule.replay is None:
+            return
+        origin = origin_of(self.run)
+
+        replay = None
+        if self.schedule.replay is not None:
+            replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
+            self.tracker.log_info(str(replay.plan))
+            if replay.is_off_policy:  # of a policy with other weights, also for a replay of these rollouts
+                origin = {name: digest for name, digest in origin.items() if name != "weights"}
+
+        recorder = None
+        if self.schedule.save_rollouts and self.run.ranks.is_main:
+            recorder = Recorder(self.run, self.tracker.run_path, self._rollout_number, origin)
+        self.run.algorithm.collector.attach(replay=replay, recorder=recorder)
+
+    def _rollout_number(self, is_critic: bool) -> int:
+        """Return the number of the next rollout, of the critic's pretraining or of the iterations."""
+        if not is_critic:
+            return self.current_iter + 1
+        pretraining = self.run.algorithm.pretraining
+        return 1 if pretraining is None else len(pretraining.explained) + 1
+
+    def _pretrain_critic(self) -> None:
+        """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
+        algorithm = self.run.algorithm
+        pretraining = algorithm.pretraining
+        if pretraining is None or algorithm.num_timesteps or algorithm.update_progress is not None:
+            return  # an update has changed the critic since
+
+        for explained in algorithm.pretrain_critic(self.interruption):
+            self.resume_point.mark()
+            self.tracker.log_info(pretraining.progress(explained))
+            self.interruption.check()
+        if self.schedule.save_model:
+            folder = self.tracker.run_path / "critic"
+            with self.interruption.finishing("the critic"), saving(f"the critic to {folder}"):
+                self._write(folder, self.run.policy.save_critic)

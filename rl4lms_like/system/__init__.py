@@ -1,0 +1,1 @@
+"""Errors, registries, checks of values, files, processes, secrets, requests: nothing about language models."""

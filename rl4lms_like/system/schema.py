@@ -1,0 +1,355 @@
+"""Validate mappings from a config against Python signatures. All errors are returned, none is raised.
+
+    signature    (limit: Annotated[int, Ge(1)] = 20, mode: Literal["mean", "max"] = "mean")
+    mapping      {limt: 5, mode: sum}
+    errors     limt: unknown key; did you mean 'limit'?
+                 mode: expected 'mean' or 'max', got 'sum'
+
+A signature belongs to a function, a class or a dataclass. A parameter whose type is a dataclass is a nested mapping, so
+that a whole config is checked by the same code as the arguments of one reward. pydantic validates the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import (
+    ConfigDict,
+    PlainValidator,
+    PydanticSchemaGenerationError,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+)
+
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.wording import describe, help_of, shown
+
+Special: TypeAlias = Callable[[Any], "Callable[[Any], Any] | None"]
+"""Function from a type to its validator, for types that pydantic does not support; None for all other types."""
+
+UNKNOWN_KEY = "unknown key"
+"""Start of the message for an unknown key."""
+
+REQUIRED: Any = inspect.Parameter.empty
+"""Marker for an argument without a default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ComponentOf:
+    """Metadata of an `Annotated` type: the argument is a component of a class that must not be imported here.
+
+    Args:
+        name: name of the class, `BatchedRewardFunction`.
+    """
+
+    name: str
+
+
+class RefusedError(ValueError):
+    """Error of a validator, with all errors in the value. Their paths are relative to the value."""
+
+    def __init__(self, *issues: ConfigIssue) -> None:
+        super().__init__("; ".join(map(str, issues)))
+        self.issues = issues
+
+
+@dataclasses.dataclass(frozen=True)
+class Argument:
+    """One argument of a component: its name, type, default (`REQUIRED` if none) and help."""
+
+    name: str
+    annotation: Any
+    default: Any
+    help: str = ""
+
+    @property
+    def required(self) -> bool:
+        """True if a config must provide the argument."""
+        return self.default is REQUIRED
+
+    @property
+    def type_text(self) -> str:
+        """Description of the accepted values."""
+        return describe(self.annotation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Arguments of a component, and whether it accepts further ones (`**kwargs`)."""
+
+    arguments: tuple[Argument, ...]
+    open: bool
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Defaults by name, of the arguments that have one."""
+        return {argument.name: argument.default for argument in self.arguments if not argument.required}
+
+
+def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
+    """Return the named arguments of `target` (function, class or dataclass), without those in `exclude`."""
+    try:
+        parameters, hints, helps = _cached_words(target)
+    except ValueError:  # some built-in types have no signature
+        return Signature((), open=True)
+    except TypeError:  # a target that cannot be hashed
+        parameters, hints, helps = _words(target)
+    arguments, open_ended = [], False
+    for name, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            open_ended = True
+        elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in exclude:
+            default = _default(target, name, parameter)
+            arguments.append(Argument(name, hints.get(name, Any), default, helps.get(name, "")))
+    return Signature(tuple(arguments), open_ended)
+
+
+def _words(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]:
+    """Return parameters, types and help texts. Defaults of a `default_factory` are excluded: this result is cached."""
+    return inspect.signature(target).parameters, _type_hints(target), help_of(target)
+
+
+_cached_words = cache(_words)
+
+
+def check_arguments(
+    target: Callable[..., Any],
+    args: Mapping[str, Any],
+    path: str,
+    *,
+    exclude: Collection[str] = (),
+    also: Collection[str] = (),
+    special: Special | None = None,
+) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """Check `args` against the signature of `target`.
+
+    Args:
+        target: function, class or dataclass that will be called with `args`.
+        args: arguments given in the config.
+        path: path in the config, `reward_fn.args`; empty for the top level.
+        exclude: parameters that the library sets itself; a config must not set them.
+        also: further valid keys that are checked elsewhere, for the message on unknown keys.
+        special: validators for types that pydantic does not support.
+
+    Returns:
+        The given arguments, coerced to their types (invalid ones are left out), and the errors.
+    """
+    signature = signature_of(target, exclude=exclude)
+    known = {argument.name: argument for argument in signature.arguments}
+    bound: dict[str, Any] = {}
+    issues: list[ConfigIssue] = []
+    for name, value in args.items():
+        where = join(path, name)
+        if name in exclude:
+            issues.append(ConfigIssue(where, "is filled in by the library and cannot be set here"))
+        elif name in known and value is None and known[name].default is None:
+            bound[name] = None  # null is always valid where it is the default, whatever the type
+        elif name in known:
+            coerced, wrong = check_value(value, known[name].annotation, where, special=special)
+            issues += wrong
+            if not wrong:
+                bound[name] = coerced
+        elif signature.open and isinstance(name, str):
+            bound[name] = value
+        else:
+            issues.append(ConfigIssue(where, unknown_key(name, [*known, *also])))
+    issues += [
+        ConfigIssue(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}")
+        for argument in signature.arguments
+        if argument.required and argument.name not in args
+    ]
+    return bound, issues
+
+
+def check_value(
+    value: Any, annotation: Any, path: str, *, special: Special | None = None
+) -> tuple[Any, list[ConfigIssue]]:
+    """Return a value coerced to its type, and the errors; ignore the value if there are errors.
+
+    Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
+    """
+    origin = typing.get_origin(annotation)
+    if value is None and origin in (dict, list) and not (special and special(annotation)):
+        return origin(), []
+    try:
+        return _coerced(value, annotation, special), []
+    except ValidationError as error:
+        inside = [(one["loc"], one.get("ctx", {}).get("error")) for one in error.errors()]
+    refused = [(loc, one) for loc, one in inside if isinstance(one, RefusedError)]
+    if refused:
+        return None, [issue.below(_path(value, loc, path)) for loc, one in refused for issue in one.issues]
+    message = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
+    if message:
+        return None, [ConfigIssue(path, message[0])]
+    others = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
+    if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # pydantic's location of an invalid key
+        return None, [ConfigIssue(path, keys_are_text(others))]
+    return None, [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
+
+
+def _path(value: Any, loc: Sequence[str | int], path: str) -> str:
+    """Append pydantic's location in a value to its path, without the labels of the options of a union."""
+    for key in loc:
+        is_item = isinstance(key, int) and isinstance(value, list | tuple)
+        if is_item or (isinstance(value, Mapping) and key in value):
+            path, value = join(path, key), value[key]
+    return path
+
+
+def unknown_key(name: Any, known: Iterable[str]) -> str:
+    """Return the message for an unknown key.
+
+    Example:
+        >>> unknown_key("limt", ["limit", "mode"])
+        "unknown key; did you mean 'limit'?"
+    """
+    names = list(known)
+    near = difflib.get_close_matches(str(name), names, n=1)
+    if near:
+        return f"{UNKNOWN_KEY}; did you mean {near[0]!r}?"
+    return f"{UNKNOWN_KEY}; known: {', '.join(names)}" if names else f"{UNKNOWN_KEY}; nothing can be set here"
+
+
+def keys_are_text(others: Iterable[Any]) -> str:
+    """Return the message for keys that YAML does not read as text."""
+    return f"keys must be text: put {', '.join(map(shown, others))} in quotes"
+
+
+def join(path: str, key: Any) -> str:
+    """Append a key to a dotted path; an empty key is written `''`.
+
+    Example:
+        >>> join("alg.args", "gamma")
+        'alg.args.gamma'
+    """
+    text = str(key) or "''"
+    return f"{path}.{text}" if path else text
+
+
+def at(blocks: Any, path: str) -> Any:
+    """Return the value at a dotted path, None if there is none.
+
+    Example:
+        >>> at({"alg": {"id": "ppo"}}, "alg.id")
+        'ppo'
+    """
+    for key in path.split("."):
+        blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
+    return blocks
+
+
+def _expected(annotation: Any) -> str:
+    """Describe the values of a type; for a dataclass, list its keys."""
+    if not dataclasses.is_dataclass(annotation):
+        return describe(annotation)
+    names = ", ".join(argument.name for argument in signature_of(typing.cast(type, annotation)).arguments)
+    return f"a mapping with the keys {names}"
+
+
+def _check_block(block: type, special: Special | None, value: Any) -> Any:
+    """Build the dataclass that a mapping describes; null is an empty mapping."""
+    if isinstance(value, block):
+        return value
+    bound, issues = check_block(block, {} if value is None else value, special)
+    if issues:
+        raise RefusedError(*issues)
+    try:
+        return block(**bound)
+    except ValueError as error:
+        raise RefusedError(ConfigIssue("", str(error))) from error
+
+
+def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """Return the fields of a dataclass from a mapping, and the errors with paths relative to the value."""
+    if not isinstance(value, Mapping):
+        return {}, [ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}")]
+    return check_arguments(block, value, "", special=special)
+
+
+def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
+    """Validate strictly first: a boolean is not a number, bytes are not text. Then accept '1e-6', and 5.0 for 5."""
+    adapter = _adapter(annotation, special)
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        if any(isinstance(item, bool | bytes) for item in (value if isinstance(value, list) else [value])):
+            raise
+        if any(one["type"] == "value_error" for one in error.errors()):  # of a validator, which is not called again
+            raise
+        return adapter.validate_python(value)
+
+
+def _adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
+    try:
+        return _cached_adapter(annotation, special)
+    except TypeError:  # an annotation with unhashable metadata
+        return _new_adapter(annotation, special)
+
+
+def _new_adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
+    prepared = _prepared(annotation, special)
+    try:
+        return TypeAdapter(prepared, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
+    except PydanticUserError as error:
+        if isinstance(error, PydanticSchemaGenerationError):
+            return TypeAdapter(Any)
+        return TypeAdapter(prepared)  # a type with its own pydantic config
+
+
+_cached_adapter = cache(_new_adapter)
+
+
+def _prepared(annotation: Any, special: Special | None) -> Any:
+    """Return the type with our own validators for dataclasses and special types."""
+    validate = special(annotation) if special else None
+    if validate is None and inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
+        validate = functools.partial(_check_block, annotation, special)
+    if validate is not None:
+        return Annotated[Any, PlainValidator(validate)]
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_prepared(args[0], special), *args[1:])]
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_prepared(option, special) for option in args)]  # noqa: UP007
+    if inspect.isclass(origin) and issubclass(origin, Sequence | Mapping) and args:
+        return typing.cast(Any, origin)[tuple(item if item is ... else _prepared(item, special) for item in args)]
+    return annotation
+
+
+def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
+    fields = getattr(target, "__dataclass_fields__", {}) if inspect.isclass(target) else {}
+    if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+        return fields[name].default_factory()
+    return parameter.default
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
+    if inspect.isclass(target):  # the fields of a dataclass are resolved in the modules of the classes that define them
+        owner = next(base for base in target.__mro__ if "__init__" in vars(base))
+        target = owner if "__dataclass_fields__" in vars(owner) else vars(owner)["__init__"]
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        parameters = inspect.signature(target).parameters
+        return {name: _type_hint(target, parameter.annotation) for name, parameter in parameters.items()}
+
+
+def _type_hint(target: Any, annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=getattr(target, "__globals__", {}), include_extras=True)["it"]
+    except (NameError, AttributeError, TypeError):
+        return Any

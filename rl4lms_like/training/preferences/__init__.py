@@ -1,1 +1,0 @@
-"""Training on preferences: objectives, encoding of pairs, log-probs of the reference, alerts."""

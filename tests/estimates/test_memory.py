@@ -1,0 +1,231 @@
+"""The memory estimate of `check`, against tensors that were really made."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from transformers import BartConfig, GPT2Config, LlamaConfig, T5Config
+
+from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
+from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.estimates.budget import plan_batches
+from rl4lms_like.estimates.memory import SLACK, MemoryEstimate, NetworkShapes, estimate_memory, gibibytes, main_memory
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
+from rl4lms_like.system.errors import ModelError
+from tests.builders import episodes_of_lengths
+from tests.configs import run_blocks
+
+SMALL = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+FAMILIES = {
+    "gpt2": GPT2Config(n_layer=2, n_embd=32, n_head=2, n_positions=128, **SMALL),
+    "llama": LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        **SMALL,
+    ),
+    "t5": T5Config(d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, decoder_start_token_id=2, **SMALL),
+    "bart": BartConfig(
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        decoder_start_token_id=1,
+        **SMALL,
+    ),
+}
+
+
+@pytest.fixture
+def run():
+    return run_blocks()
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, run, tmp_path):
+    """A config whose model is a tiny one of a family, and the family's transformers config."""
+    config = copy.deepcopy(FAMILIES[request.param])
+    config.save_pretrained(tmp_path / "model")
+    causal = not config.is_encoder_decoder
+    run["alg"]["policy"]["id"] = f"{'causal' if causal else 'seq2seq'}_lm_actor_critic_policy"
+    run["alg"]["policy"]["args"]["model_name"] = str(tmp_path / "model")
+    run["env"]["args"].update(max_prompt_length=16, max_episode_length=20)
+    return run, config
+
+
+def built(config):
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    return auto_class.from_config(config).eval()
+
+
+def padded(mask):
+    mask[0, 0] = 0  # a mask of ones would be dropped on the way
+    return mask
+
+
+def estimate(run, **policy_args):
+    run["alg"]["policy"]["args"].update(policy_args)
+    return estimate_memory(parse_config(run))
+
+
+def test_weights_are_those_of_the_model(family):
+    run, config = family
+    parts = estimate(run).parts
+    parameters = sum(p.numel() for p in built(config).parameters())
+    assert parts["policy weights"] == parts["reference weights"] == 4 * parameters
+    assert parts["critic weights"] == 4 * (parameters + config.hidden_size)  # their embeddings are tied
+    assert parts["optimizer state"] == 2 * parts["gradients"]
+    assert parts["gradients"] == parts["policy weights"] + parts["critic weights"]
+
+
+def test_processes_split_the_weights_but_not_those_of_a_generation(family):
+    run, config = family
+    run["env"]["n_envs"] = 4
+    whole = estimate_memory(parse_config(run), 2)
+    split = estimate_memory(parse_config({**run, "distributed": {"strategy": "fsdp"}}), 2)
+    for name in ("policy weights", "critic weights", "reference weights", "optimizer state", "gradients"):
+        assert split.parts[name] == whole.parts[name] / 2
+    assert split.parts["gathered policy"] == whole.parts["policy weights"]
+    assert (
+        split.parts["KV cache"] == whole.parts["KV cache"] == estimate_memory(parse_config(run)).parts["KV cache"] / 2
+    )
+    model = built(config)
+    blocks = [m for m in model.modules() if type(m).__name__.endswith(("Block", "DecoderLayer", "EncoderLayer"))]
+    sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+    outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
+    # weights and gradients of policy and critic, weights of the reference
+    assert split.gathered == 4 * (3 * max(sizes) + 5 * outside)
+
+
+def test_activations_are_those_a_real_forward_pass_keeps(family):
+    run, config = family
+    model, kept = built(config), {}
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    n, prompt, response = 6, 16, 20
+    ids, taken = torch.ones(n, prompt + response, dtype=torch.long), torch.ones(n, response, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        if config.is_encoder_decoder:
+            mask = padded(torch.ones(n, prompt, dtype=torch.long))
+            encoded = model.get_encoder()(input_ids=ids[:, :prompt], attention_mask=mask).last_hidden_state
+            end = model.get_decoder()(
+                input_ids=taken, encoder_hidden_states=encoded, encoder_attention_mask=mask, use_cache=False
+            )
+        else:
+            end = model.base_model(input_ids=ids, attention_mask=padded(torch.ones_like(ids)), use_cache=False)
+    assert end is not None
+    real = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    plan = plan_batches(parse_config(run))
+    assert plan.micro_batch_episodes == n
+    assert estimate(run).parts["activations"] == pytest.approx(2 * real, rel=0.02)
+
+
+def test_the_cache_is_the_one_that_generation_fills(family):
+    run, config = family
+    model = built(config)
+    n, prompt, response = 10, 16, 20
+    ids = torch.ones(n, prompt, dtype=torch.long)
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=response,
+        min_new_tokens=response,
+        return_dict_in_generate=True,
+    )
+    cache = out.past_key_values
+    parts = [cache.self_attention_cache, cache.cross_attention_cache] if config.is_encoder_decoder else [cache]
+    real = sum(t.nbytes for part in parts for layer in part.layers for t in (layer.keys, layer.values))
+    assert estimate(run).parts["KV cache"] == pytest.approx(real, rel=0.05)
+
+
+def test_each_lever_lowers_what_it_is_said_to_lower(family):
+    run, _ = family
+    whole = estimate(run)
+    assert estimate(run, critic="shared").peak < whole.peak
+    assert (
+        estimate(run, critic="separate", gradient_checkpointing=True).parts["activations"]
+        < (whole.parts["activations"])
+    )
+    run["alg"]["args"]["micro_batch_size"] = 20
+    split = estimate(run, gradient_checkpointing=False)
+    assert split.parts["activations"] < 0.5 * whole.parts["activations"]
+    assert split.other_gradients == split.parts["gradients"]
+    run["alg"]["kl_div"] = {"coeff": 0}
+    assert estimate(run).parts["reference weights"] == 0
+
+
+def test_half_precision_keeps_less(run, tmp_path):
+    GPT2Config(n_layer=2, n_embd=64, n_head=2, **SMALL).save_pretrained(tmp_path / "model")
+    arguments = PolicyArguments(model_name=str(tmp_path / "model"))
+    plan = plan_batches(parse_config(run))
+    halved = dataclasses.replace(arguments, dtype="bfloat16")
+    full, half = (
+        NetworkShapes(str(tmp_path / "model"), each, causal=True).activations(plan) for each in (arguments, halved)
+    )
+    assert half < 0.8 * full
+
+
+def test_a_model_that_is_out_of_reach_is_named(run):
+    run["alg"]["policy"]["args"]["model_name"] = "no-such-owner/no-such-model"
+    with pytest.raises(ModelError, match="'no-such-owner/no-such-model'"):
+        estimate_memory(parse_config(run))
+
+
+@pytest.mark.parametrize(("available", "word"), [(1250, "fits"), (1100, "tight"), (900, "does not fit")])
+def test_the_verdict_leaves_room_for_the_allocator(available, word):
+    parts = dict.fromkeys(["policy weights", "activations", "logits", "gradients", "KV cache"], 0)
+    found = MemoryEstimate(parts | {"policy weights": 1000}, 0, "cpu", available)
+    assert found.peak == 1000
+    assert SLACK == 1.25
+    assert found.verdict.startswith(word)
+    assert ("micro_batch_size" in found.verdict) == (word != "fits")
+
+
+def test_sizes_are_written_for_people():
+    assert [gibibytes(size) for size in (3 * 2**29, 12 * 2**20, 30 * 2**10)] == ["1.50 GiB", "12 MiB", "30 KiB"]
+    assert main_memory() > 2**20
+
+
+def test_trpo_keeps_the_graphs_of_its_fisher_products_and_no_state_for_the_policy(family):
+    run, config = family
+    config._attn_implementation = "eager"
+    model, kept = built(config), {}
+    model.set_attn_implementation("eager")
+    reader = (Seq2SeqReader if config.is_encoder_decoder else CausalReader)(model)
+    episodes = episodes_of_lengths(
+        [20] * 3, prompt_lengths=[15, 16, 16], vocab_size=100, side=reader.prompt_side
+    )  # fmt: skip
+    reader.probe_head(episodes)
+    own = {p.data_ptr() for p in model.parameters()}
+
+    def keep(tensor):
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        fisher = FisherMatrix(reader.action_logits, [episodes], FlatParameters(model.parameters()))
+    assert fisher.n_tokens == 60
+    real = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    ppo = estimate(run).parts
+    run["alg"] |= {"id": "trpo", "args": {"n_steps": 6, "micro_batch_size": 60}}
+    parts = estimate(run).parts
+    assert 0.8 * real < parts["activations"] < 2 * real
+    assert parts["optimizer state"] == 2 * parts["critic weights"] < ppo["optimizer state"]

@@ -1,0 +1,120 @@
+"""Prompts and references as ids: the border between them, the end, and what does not fit."""
+
+import pytest
+import torch
+
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
+from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer()
+
+
+def encoder(tokenizer, **changes):
+    arguments = {
+        "tokenizer": tokenizer, "is_encoder_decoder": False, "max_prompt_length": 64, "max_length": 128,
+        "end_token_id": tokenizer.eos_token_id,
+    }  # fmt: skip
+    return ExampleEncoder(**(arguments | changes))
+
+
+def learned(row):
+    return [label for label in row["labels"] if label != NOT_LEARNED]
+
+
+def test_the_prompt_is_the_one_an_environment_sees(tokenizer):
+    tokenizer.truncation_side = "right"
+    text = "Count with me: 1 2 3 4 5 6 7 8"
+    (row,) = encoder(tokenizer, max_prompt_length=9).encode([Sample("0", text, ["9"])]).rows
+    prompt = TextLayout(tokenizer, 9, 1, prompt_truncation_side="right").encode(text).tolist()
+    assert row["input_ids"] == [*prompt, *learned(row)]
+    assert row["labels"][: len(prompt)] == [NOT_LEARNED] * len(prompt)
+
+
+def test_every_reference_is_an_example_of_its_own(tokenizer):
+    samples = [Sample("0", "a", ["b", "c"]), Sample("1", "d", []), Sample("2", "e", ["f"])]
+    examples = encoder(tokenizer).encode(samples)
+    assert [tokenizer.decode(row["input_ids"]) for row in examples.rows] == ["a b<eos>", "a c<eos>", "e f<eos>"]
+    assert examples.notices("train") == ["train: 1 samples have no reference and are not used"]
+    assert examples.n_learned == sum(len(learned(row)) for row in examples.rows) == 7
+
+
+@pytest.mark.parametrize(("prompt", "reference", "separator", "text"), [
+    ("The sea", "is blue.", None, "The sea is blue."),
+    ("The sea ", "is blue.", None, "The sea is blue."),
+    ("The sea", " is blue.", None, "The sea is blue."),
+    ("The sea:\n", "blue", None, "The sea:\nblue"),
+    ("The sea", "is blue.", "", "The seais blue."),
+    ("The sea", "is blue.", "\n", "The sea\nis blue."),
+    ("", "Blue.", None, "Blue."),
+])  # fmt: skip
+def test_what_stands_between_prompt_and_reference(prompt, reference, separator, text, tokenizer):
+    (row,) = encoder(tokenizer, separator=separator).encode([Sample("0", prompt, [reference])]).rows
+    assert tokenizer.decode(row["input_ids"]) == f"{text}<eos>"
+
+
+def test_a_tokenizer_that_spaces_by_itself_gets_no_second_space():
+    tokenizer = make_word_tokenizer(["sea", "is", "blue"])
+    samples = [Sample("0", "sea is", ["blue"])]
+    (row,) = encoder(tokenizer).encode(samples).rows
+    assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == "sea is blue"
+    assert row == encoder(tokenizer, separator="").encode(samples).rows[0]
+
+
+@pytest.mark.parametrize("append_eos", [True, False])
+def test_a_seq2seq_reference_ends_once(append_eos):
+    tokenizer = make_tokenizer(append_eos=append_eos)
+    (row,) = encoder(tokenizer, is_encoder_decoder=True).encode([Sample("0", "a sea", ["blue"])]).rows
+    assert tokenizer.decode(row["labels"]) == "blue<eos>"
+    assert tokenizer.decode(row["input_ids"]) == ("a sea<eos>" if append_eos else "a sea")
+
+
+def test_a_prompt_gives_way_to_its_reference(tokenizer):
+    tokenizer.truncation_side = "left"
+    sample = Sample("0", "1 2 3 4 5 6 7 8", ["nine"])
+    whole = encoder(tokenizer).encode([sample]).rows[0]
+    n = len(whole["input_ids"])
+    examples = encoder(tokenizer, max_length=n - 4).encode([sample])
+    (row,) = examples.rows
+    assert len(row["input_ids"]) == n - 4 and learned(row) == learned(whole)
+    assert row["input_ids"] == whole["input_ids"][4:]
+    assert examples.notices("val") == ["val: 1 prompts were truncated further to make room for their references"]
+
+
+def test_a_reference_that_does_not_fit_is_cut_and_has_no_end(tokenizer):
+    sample = Sample("0", "1 2 3", ["nine times nine is more than fits"])
+    examples = encoder(tokenizer, max_length=6).encode([sample])
+    (row,) = examples.rows
+    assert len(row["input_ids"]) == 6 and len(learned(row)) == 5
+    assert tokenizer.eos_token_id not in row["labels"]
+    assert examples.n_cut_references == 1 and "no end token" in examples.notices("train")[-1]
+    examples = encoder(tokenizer, max_length=6, is_encoder_decoder=True).encode([sample])
+    assert len(examples.rows[0]["labels"]) == 6 and examples.n_cut_references == 1
+    assert examples.n_shorter_prompts == 0
+
+
+def test_the_collator_pads_what_is_not_learned():
+    rows = [{"input_ids": [5, 6, 7], "labels": [-100, 6, 7]}, {"input_ids": [8], "labels": [8]}]
+    batch = ExampleCollator(0)(rows)
+    assert batch["input_ids"].tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 6, 7], [8, -100, -100]]
+    assert "decoder_input_ids" not in batch
+
+
+@pytest.mark.parametrize("family", ["t5", "bart", "marian", "mbart"])
+def test_decoders_read_what_their_own_shift_would_give(family, tiny_tokenizer):
+    from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
+    from rl4lms_like.testing.models import make_seq2seq_lm
+
+    model = make_seq2seq_lm(family, tiny_tokenizer)
+    labels = [[9, 8, 7, tiny_tokenizer.eos_token_id], [6, tiny_tokenizer.eos_token_id]]
+    rows = [{"input_ids": [3, 4], "labels": row} for row in labels]
+    batch = ExampleCollator(tiny_tokenizer.pad_token_id, decoder_start_token_id(model))(rows)
+    own = model.prepare_decoder_input_ids_from_labels(batch["labels"])
+    seen = batch["labels"] != NOT_LEARNED
+    assert torch.equal(batch["decoder_input_ids"][seen], own[seen])
