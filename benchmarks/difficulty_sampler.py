@@ -18,9 +18,9 @@ from statistics import fmean
 
 from rl4lms_like.config.run_config import load_config
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.on_policy.assemble import build_datapool
 from rl4lms_like.run import train_config
 from rl4lms_like.small_models.embedded import with_embedded_models
+from rl4lms_like.training.inputs import build_datapool
 
 CONFIG = Path(__file__).parents[1] / "task_configs/reasoning/tiny_spell_backward_ppo.yml"
 RESULTS = Path(__file__).parent / "results" / "difficulty_sampler.json"

@@ -17,15 +17,6 @@ from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.assemble_supervised import max_prompt_length, token_limit
-from rl4lms_like.on_policy.assemble import (
-    build_datapool,
-    build_tokenizer,
-    chat_template_of,
-    end_tokens,
-    load_generation_config,
-    load_model_config,
-    render_prompts,
-)
 from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
@@ -39,6 +30,15 @@ from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.tracking.run_folder import RunFolder
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.inputs import (
+    build_datapool,
+    build_tokenizer,
+    chat_template_of,
+    end_tokens,
+    load_generation_config,
+    load_model_config,
+    render_prompts,
+)
 from rl4lms_like.training.resuming.resume import own_config
 
 NO_LIMIT = 1_000_000

@@ -27,14 +27,7 @@ from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.estimates.memory import estimate_memory, gibibytes
 from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
-from rl4lms_like.on_policy.assemble import (
-    build_datapool,
-    build_datapools,
-    build_sampler,
-    build_tokenizer,
-    load_model_config,
-    render_prompts,
-)
+from rl4lms_like.on_policy.assemble import build_sampler
 from rl4lms_like.on_policy.replay import plan_of, with_replay
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.audit import AuditedReward, audit_reward, n_calls
@@ -44,6 +37,13 @@ from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.system.secrets import with_values
 from rl4lms_like.training.components import Components, build_components, chat_lines, check_references, data_lines
+from rl4lms_like.training.inputs import (
+    build_datapool,
+    build_datapools,
+    build_tokenizer,
+    load_model_config,
+    render_prompts,
+)
 
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
 """Split -> samples; None if the data are not on this machine."""

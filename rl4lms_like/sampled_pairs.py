@@ -31,13 +31,6 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.inference import responder_of
-from rl4lms_like.on_policy.assemble import (
-    build_datapool,
-    build_tokenizer,
-    load_model_config,
-    render_prompts,
-    set_n_threads,
-)
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
@@ -51,6 +44,8 @@ from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder
+from rl4lms_like.training.inputs import build_datapool, build_tokenizer, load_model_config, render_prompts
+from rl4lms_like.training.threads import set_n_threads
 
 REPORT_EVERY_S = 30.0
 """Seconds between lines that report the progress."""

@@ -9,10 +9,11 @@ from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.on_policy import assemble as training_assemble
-from rl4lms_like.on_policy.assemble import assemble, load_model_config
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
+from rl4lms_like.training.inputs import load_model_config
 from tests.config_errors import raises_at
 from tests.configs import run_blocks, supervised_blocks
 from tests.offline.preferences import preference_runs

@@ -11,10 +11,10 @@ from rl4lms_like.cli import main
 from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.on_policy.assemble import build_datapool, build_tokenizer, render_prompts
 from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.sampled_pairs import write_pairs
 from rl4lms_like.system.errors import DataPoolError, RewardError
+from rl4lms_like.training.inputs import build_datapool, build_tokenizer, render_prompts
 from tests.chat_models import save_chat_model
 from tests.config_errors import raises_at
 from tests.configs import supervised_blocks

@@ -24,7 +24,7 @@ from typing import Any
 
 import rl4lms_like
 from rl4lms_like.benchmarking.jobs import OUTPUT_FILE, Job, prepare_folder
-from rl4lms_like.benchmarking.runner import POLL_S, end, launch
+from rl4lms_like.benchmarking.processes import POLL_S, end, launch
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.system.disk import refuse_links
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -63,7 +63,7 @@ class RayCluster:
 
 
 class RayRun:
-    """Task of a run, with the methods of `runner.RunProcess`."""
+    """Task of a run, with the methods of `processes.RunProcess`."""
 
     def __init__(self, task: Any, folder: Path) -> None:
         self.returncode: int | None = None

@@ -13,48 +13,25 @@ After Ctrl-C no more runs are started, and the active ones save their state. A s
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from rich.text import Text
 
-import rl4lms_like
-from rl4lms_like.benchmarking.jobs import (
-    GRACE_S,
-    OUTPUT_FILE,
-    Job,
-    State,
-    claimed,
-    jobs_of,
-    last_lines,
-    prepare_folder,
-    state_of,
-)
+from rl4lms_like.benchmarking.jobs import OUTPUT_FILE, Job, State, claimed, jobs_of, last_lines, state_of
+from rl4lms_like.benchmarking.processes import POLL_S, RunProcess, end, start
 from rl4lms_like.benchmarking.report import LearningCurves, learning_curves, write_report
 from rl4lms_like.benchmarking.results import Results, as_markdown, collect, write_tables
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.system.disk import refuse_links
 from rl4lms_like.system.errors import RL4LMsLikeError, import_extra
 from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.console import LiveBar, RunConsole
 
-POLL_S = 0.1
 INTERRUPTED = 130
-
-_WORKER = (
-    "import sys; sys.path[:] = [place for place in sys.path if place] + sys.argv[2:]; "
-    "from rl4lms_like.benchmarking.worker import start; start(sys.argv[1])"
-)
-"""Start of a worker without the current folder in `sys.path`, where `python -m` would also look for modules."""
 
 
 def benchmark(
@@ -147,40 +124,6 @@ def _keys_without_values(results: Results, curves: Sequence[LearningCurves]) -> 
             yield f"curves: no run has a value for {curve.spec.key}; available: {keys}"
 
 
-class RunProcess(Protocol):
-    """Process of a run, on this machine or on a cluster."""
-
-    returncode: Any
-
-    def poll(self) -> int | None:
-        """Return the exit status; None if the process has not ended."""
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """Wait until the process has ended; raise `subprocess.TimeoutExpired` after `timeout` seconds."""
-
-    def ask_to_end(self) -> None:
-        """Interrupt the run, so that it saves its state and ends."""
-
-    def kill(self) -> None:
-        """End the process immediately."""
-
-
-class LocalProcess(subprocess.Popen[bytes]):
-    """Process of a run on this machine. Its standard input is a pipe."""
-
-    def ask_to_end(self) -> None:
-        """Close the pipe."""
-        if self.stdin is not None:
-            self.stdin.close()
-
-    def kill(self) -> None:
-        """End the process with its child processes: it leads its own session."""
-        if hasattr(os, "killpg"):
-            os.killpg(self.pid, signal.SIGKILL)
-        else:
-            super().kill()
-
-
 @dataclass(frozen=True)
 class RunningJob:
     """Job with its process, and the time at which it began (`time.monotonic`)."""
@@ -234,60 +177,6 @@ def run_jobs(
         end([run.process for run in running])
         display.stop()
     return status
-
-
-def start(job: Job, threads: int) -> LocalProcess:
-    """Start the process of a job, in a new folder or in that of the stopped run."""
-    prepare_folder(job)
-    return launch(job.folder, threads)
-
-
-def launch(
-    folder: Path, threads: int, current_folder: str | None = None, variables: Mapping[str, str] | None = None
-) -> LocalProcess:
-    """Start the process of the job whose folder is prepared.
-
-    Args:
-        folder: folder of the run.
-        threads: number of threads.
-        current_folder: current folder of the process; default: that of this process.
-        variables: further environment variables.
-    """
-    # Numerical libraries read their number of threads when they are loaded. Unbuffered, so that the output of a killed
-    # process is complete.
-    environment = dict(os.environ)
-    environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-
-    refuse_links([folder / OUTPUT_FILE])
-    with (folder / OUTPUT_FILE).open("ab") as output:
-        return LocalProcess(
-            [sys.executable, "-c", _WORKER, str(folder), str(Path(rl4lms_like.__file__).parents[1])],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment | dict(variables or {}),
-            cwd=current_folder,
-            start_new_session=True,  # Ctrl-C is sent only to the runner, which ends the runs
-        )
-
-
-def end(processes: Sequence[RunProcess]) -> None:
-    """Ask the runs to end, wait until they have saved their state, and kill those that do not end in time."""
-    for process in processes:
-        process.ask_to_end()
-
-    # All save at the same time, so the deadline is one for all. A second Ctrl-C ends the waiting.
-    deadline = time.monotonic() + GRACE_S
-    try:
-        for process in processes:
-            process.wait(max(0.0, deadline - time.monotonic()))
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
-    finally:
-        remaining = [process for process in processes if process.poll() is None]
-        for process in remaining:
-            process.kill()
-            process.wait()
 
 
 class Display:

@@ -67,7 +67,7 @@ from rl4lms_like.system.schema import (
 from rl4lms_like.system.wording import raised
 
 if TYPE_CHECKING:
-    from rl4lms_like.config.run_config import ComponentConfig
+    from rl4lms_like.config.component import ComponentConfig
 
 REGISTRIES: dict[str, Registry] = {
     "data_pools": DATA_POOLS,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.config.binding import RunKind, bind, run_kind
+from rl4lms_like.config.component import Arguments, ComponentConfig
 from rl4lms_like.config.cross_checks import cross_check, data_issues, with_key_of_here
 from rl4lms_like.config.doctor import DoctorConfig
 from rl4lms_like.config.notices import Notice, notices_of, without_stray_commas
@@ -33,21 +34,6 @@ MAX_ISSUES = 500
 """Number of errors of a config that are reported; the others are only counted."""
 
 Side = Literal["left", "right"]
-Arguments = dict[str, Any]
-"""Keyword arguments of a component."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComponentConfig:
-    """Component given by id.
-
-    Args:
-        id: an id of the registry, or an import path `package.module:Name`.
-        args: arguments of the component.
-    """
-
-    id: str
-    args: Arguments = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

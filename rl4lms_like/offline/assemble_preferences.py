@@ -37,7 +37,6 @@ from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.offline.training_arguments import make_training_arguments
-from rl4lms_like.on_policy.assemble import set_n_threads
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
 from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
@@ -46,6 +45,7 @@ from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import prompt_lengths
+from rl4lms_like.training.threads import set_n_threads
 
 N_COUNTED = 5000
 """Number of preferences per split that `check` encodes."""

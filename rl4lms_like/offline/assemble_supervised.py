@@ -27,15 +27,6 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
-from rl4lms_like.on_policy.assemble import (
-    build_datapools,
-    build_tokenizer,
-    chat_template_of,
-    end_tokens,
-    load_generation_config,
-    render_prompts,
-    set_n_threads,
-)
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
@@ -44,6 +35,15 @@ from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
+from rl4lms_like.training.inputs import (
+    build_datapools,
+    build_tokenizer,
+    chat_template_of,
+    end_tokens,
+    load_generation_config,
+    render_prompts,
+)
+from rl4lms_like.training.threads import set_n_threads
 
 Offline = TypeVar("Offline", SupervisedConfig, PreferenceConfig)
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, REFERENCE_POINT
-from rl4lms_like.on_policy.doctor.alerts import Alert
+from rl4lms_like.training.alert import Alert
 
 LOG_PROB_FACTOR = 1.5
 """Growth of the negative log-prob of better responses that is reported."""

@@ -43,11 +43,11 @@ from rl4lms_like.core.preference_losses import (
 from rl4lms_like.offline.objective import Batch, TrainingObjective
 from rl4lms_like.offline.pairs import Pairs, Row, token_ids
 from rl4lms_like.offline.preference_alerts import History
-from rl4lms_like.on_policy.doctor.alerts import Alert
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.resuming.states import weights_digest
 
 REFERENCE_FILE = "reference_log_probs.safetensors"

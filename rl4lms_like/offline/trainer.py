@@ -29,7 +29,6 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun
 from rl4lms_like.offline.reference_trainer import HEAD, ReferenceTrainer, ResumeState, trained
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
-from rl4lms_like.on_policy.doctor.alerts import report_alert
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
@@ -39,6 +38,7 @@ from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
+from rl4lms_like.training.alert import report_alert
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted

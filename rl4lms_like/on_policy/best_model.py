@@ -1,4 +1,4 @@
-"""Callbacks that observe a run during training without changing it, and the one that keeps the best model.
+"""The best model of a run so far, by a score on `val`, kept in a folder of its own.
 
     epoch            0     10    20    30    40
     score (max)      0.2   0.3   NaN   0.3   0.5
@@ -17,6 +17,7 @@ from typing import Any
 
 from rl4lms_like.config.cross_checks import PLACE, unknown_metric
 from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.tracking.base import Tracker
@@ -25,23 +26,6 @@ from rl4lms_like.training.resuming.checkpoints import write_folder
 
 FOLDER = "best"
 FILE = "best.json"
-
-
-class Callback:
-    """Callback of the training loop; its state is part of every checkpoint, so a resumed run records the same."""
-
-    def on_iteration_end(self, iteration: int) -> None:
-        """Called after update number `iteration`, from 1. Values added to the logger are written with its metrics."""
-
-    def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
-        """Called after a split was evaluated, after `epoch` iterations."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state in types that JSON supports."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
 
 
 class BestModel(Callback):

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import Run
-from rl4lms_like.on_policy.best_model import Callback
+from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.ahead import AheadBatches
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename

@@ -22,7 +22,7 @@ from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.on_policy.assemble import Run
-from rl4lms_like.on_policy.best_model import Callback
+from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE

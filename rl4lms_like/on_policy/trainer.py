@@ -4,7 +4,7 @@
     _iterate          rollout ─ update ─ callbacks ─ log
 
 An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. The rollout is in
-`rollouts.collector`, the update in `algorithms.base`, and how an interrupted run resumes in `resuming.resume_point`.
+`rollouts.collector`, the update in `algorithms.base`, and how an interrupted run resumes in `on_policy.resume_point`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.on_policy.assemble import Run
-from rl4lms_like.on_policy.best_model import BestModel, Callback
+from rl4lms_like.on_policy.best_model import BestModel
+from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.callback import Doctor
 from rl4lms_like.on_policy.replay import Replay, origin_of
 from rl4lms_like.on_policy.resume_point import ResumePoint

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.benchmarking import jobs, runner, worker
+from rl4lms_like.benchmarking import jobs, processes, runner, worker
 from rl4lms_like.benchmarking.jobs import at_work, claimed, jobs_of, prepare_folder, read_result, state_of
 from rl4lms_like.benchmarking.runner import Display, benchmark
 from rl4lms_like.benchmarking.spec import load_benchmark
@@ -108,14 +108,14 @@ def test_a_run_ends_when_its_runner_dies_even_where_sigint_is_ignored():
 
 
 def test_a_run_that_does_not_end_is_killed_with_those_it_started(monkeypatch):
-    monkeypatch.setattr(runner, "GRACE_S", 0.2)
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
     code = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('ready', flush=True); time.sleep(60)"
-    process = runner.LocalProcess(
+    process = processes.LocalProcess(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout.readline() == b"ready\n"
     began = time.monotonic()
-    runner.end([process])
+    processes.end([process])
     assert process.returncode == -signal.SIGKILL
     assert process.stdout.read() == b""  # read until nobody holds the other end any more
     assert time.monotonic() - began < 30
@@ -135,9 +135,9 @@ def started(monkeypatch):
         if job.seed == 9:
             prepare_folder(job)
             (job.folder / "output.txt").write_text("going\nthe reward failed\n")
-            return runner.LocalProcess([sys.executable, "-c", "raise SystemExit(1)"], stdin=subprocess.PIPE)
+            return processes.LocalProcess([sys.executable, "-c", "raise SystemExit(1)"], stdin=subprocess.PIPE)
         finish(job)
-        return runner.LocalProcess([sys.executable, "-c", ""], stdin=subprocess.PIPE)
+        return processes.LocalProcess([sys.executable, "-c", ""], stdin=subprocess.PIPE)
 
     monkeypatch.setattr(runner, "start", start)
     monkeypatch.setattr(runner, "learning_curves", lambda found: [])
@@ -210,7 +210,9 @@ def test_not_more_than_asked_for_go_on_side_by_side(tmp_path, started, monkeypat
         nonlocal most
         going[:] = [process for process in going if process.poll() is None]
         finish(job)
-        going.append(runner.LocalProcess([sys.executable, "-c", "import time; time.sleep(0.3)"], stdin=subprocess.PIPE))
+        going.append(
+            processes.LocalProcess([sys.executable, "-c", "import time; time.sleep(0.3)"], stdin=subprocess.PIPE)
+        )
         most = max(most, len(going))
         return going[-1]
 

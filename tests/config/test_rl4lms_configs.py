@@ -26,12 +26,13 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.offline.assemble_supervised import check_settings as check_supervised_settings
 from rl4lms_like.offline.assemble_supervised import example_encoder
-from rl4lms_like.on_policy.assemble import build_datapool, build_env, build_tokenizer, end_tokens
+from rl4lms_like.on_policy.assemble import build_env
 from rl4lms_like.rewards import REWARDS, BatchedRewardFunction, RewardFunction
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rollouts.kl import KLController, make_kl_controller
 from rl4lms_like.system.errors import ComponentError, MissingResourceError, ModelError
 from rl4lms_like.system.schema import at
+from rl4lms_like.training.inputs import build_datapool, build_tokenizer, end_tokens
 from tests.conftest import REPOSITORY
 from tests.local_data import LOCAL_DATA
 

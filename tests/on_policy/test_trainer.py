@@ -176,8 +176,8 @@ def test_the_model_is_saved_also_if_the_checkpoint_it_came_from_is_gone(tiny_con
 def test_what_ends_a_response_also_stands_in_generation_config(tiny_gpt2_dir, tmp_path, tiny_tokenizer):
     import shutil
 
-    from rl4lms_like.on_policy.assemble import end_tokens, load_generation_config, load_model_config
     from rl4lms_like.policies.arguments import PolicyArguments
+    from rl4lms_like.training.inputs import end_tokens, load_generation_config, load_model_config
 
     folder = tmp_path / "chat"
     shutil.copytree(tiny_gpt2_dir, folder)

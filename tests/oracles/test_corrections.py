@@ -8,8 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, GenerationConfig
 
 from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.on_policy.assemble import build_env, load_model_config
+from rl4lms_like.on_policy.assemble import build_env
 from rl4lms_like.testing import models
+from rl4lms_like.training.inputs import load_model_config
 from tests.builders import make_env, make_policy
 
 

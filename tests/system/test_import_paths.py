@@ -243,7 +243,7 @@ def test_the_command_line_finds_modules_of_a_folder_only_if_it_is_named(elsewher
 
 
 def test_the_processes_of_a_benchmark_take_no_module_of_the_current_folder(elsewhere, tmp_path):
-    from rl4lms_like.benchmarking.runner import _WORKER
+    from rl4lms_like.benchmarking.processes import _WORKER
 
     (tmp_path / "yaml.py").write_text(EVIL.format(mark=str(elsewhere)))
     root = str(Path(import_paths.__file__).parents[2])

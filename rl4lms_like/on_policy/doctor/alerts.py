@@ -7,20 +7,15 @@ Unless stated otherwise, a condition must hold for `patience` iterations, and a 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
-from typing import Any
 
 from rl4lms_like.config.doctor import DoctorConfig
 from rl4lms_like.on_policy.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.rollouts.rollout import EQUAL
-from rl4lms_like.tracking.base import IN_SHORT, Tracker
-from rl4lms_like.tracking.run_folder import ALARMS_FILE
-
-logger = logging.getLogger(__name__)
+from rl4lms_like.training.alert import Alert
 
 MANY_ALIKE = 0.5  # fraction of the most frequent response above which responses are assumed to ignore their prompts
 MUST_GROW = 0.25  # increase of the duplicate fraction since the first iteration; less is attributed to the task
@@ -50,23 +45,6 @@ class Context:
     step_keys: str = "alg.args.learning_rate or n_epochs"  # config keys that reduce the size of updates
     critic_keys: str = "alg.args.critic_learning_rate or vf_coef"  # config keys that reduce the critic's updates
     modes: Mapping[str, str] = field(default_factory=dict)  # held-out metric -> `max` or `min`
-
-
-@dataclass(frozen=True)
-class Alert:
-    """A problem that was detected: one sentence, what to change and in which direction, the numbers."""
-
-    message: str
-    advice: str
-    evidence: dict[str, Any]
-    metric: str = ""  # key of the metric concerned, if any
-
-
-def report_alert(tracker: Tracker, at: str, number: int, name: str, alert: Alert, examples: Sequence[Any] = ()) -> None:
-    """Log an alert at "iteration" or "step" `number`, and write it to the file of alerts."""
-    logger.warning("%s %d, %s: %s. %s", at, number, name, alert.message, alert.advice, extra=IN_SHORT)
-    line = {"alarm": name, "iteration": number, "said": alert.message, "advice": alert.advice}
-    tracker.log_line(ALARMS_FILE, {**line, "evidence": alert.evidence, "examples": examples})
 
 
 def _listed(values: Sequence[float]) -> str:

@@ -23,12 +23,13 @@ from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.on_policy.assemble import Run
-from rl4lms_like.on_policy.best_model import Callback
-from rl4lms_like.on_policy.doctor.alerts import ALERTS, Alert, Context, direction_of, report_alert, reward_hacking
+from rl4lms_like.on_policy.callbacks import Callback
+from rl4lms_like.on_policy.doctor.alerts import ALERTS, Context, direction_of, reward_hacking
 from rl4lms_like.on_policy.doctor.diagnostics import History, diagnostics_of, evaluation_examples, rollout_examples
 from rl4lms_like.rollouts.kl import HorizonKLController
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.alert import Alert, report_alert
 from rl4lms_like.training.evaluation import Evaluation
 
 logger = logging.getLogger(__name__)

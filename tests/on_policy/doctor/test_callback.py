@@ -16,11 +16,12 @@ from rl4lms_like.config.doctor import DoctorConfig
 from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import assemble
-from rl4lms_like.on_policy.doctor.alerts import ALERTS, Alert
+from rl4lms_like.on_policy.doctor.alerts import ALERTS
 from rl4lms_like.on_policy.doctor.callback import Doctor, context_of
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.tracking import Tracker
+from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from tests.config_errors import raises_at

@@ -360,15 +360,15 @@ def test_a_config_that_was_edited_by_hand_is_shown_as_differences(run):
 
 
 def test_other_samples_under_the_same_name_are_refused(run, monkeypatch):
-    from rl4lms_like.on_policy import assemble
+    from rl4lms_like.training import inputs
 
-    original = assemble.build_datapool
+    original = inputs.build_datapool
 
     def changed(config, split):
         pool = list(original(config, split))
         return [(copy.replace(s, references=["other"]) if hasattr(copy, "replace") else _other(s), w) for s, w in pool]
 
-    monkeypatch.setattr(assemble, "build_datapool", changed)
+    monkeypatch.setattr(inputs, "build_datapool", changed)
     with pytest.raises(CheckpointError, match="data pool"):
         resume(run, quiet=True)
 

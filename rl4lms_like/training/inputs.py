@@ -1,0 +1,179 @@
+"""Load what a run starts from, by its config: tokenizer, samples with rendered prompts, configs of models.
+
+Pools and templates are those of all runs: RL, supervised, preference. The tokens that end a response depend on
+tokenizer, model and template together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+
+from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.run_config import TokenizerConfig
+from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.policies import loading
+from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.loading import load_tokenizer
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.wording import excerpt, raised
+
+SPLITS = ("train", "val", "test")
+
+
+def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
+    """Return the tokenizer of a config's `tokenizer` block.
+
+    Raises:
+        ConfigError: it has no chat template, although the config uses one, or the template's file cannot be read.
+        ModelError: it cannot be loaded.
+    """
+    tokenizer = load_tokenizer(
+        config.model_name,
+        pad_token_as_eos_token=config.pad_token_as_eos_token,
+        padding_side=config.padding_side,
+        truncation_side=config.truncation_side,
+        trust_remote_code=config.trust_remote_code,
+        local_files_only=local_files_only,
+    )
+
+    # A text is the path of a template; True stands for the tokenizer's own.
+    if isinstance(config.chat_template, str):
+        try:
+            tokenizer.chat_template = with_home(config.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise chat_template_issue(f"cannot read {config.chat_template!r}: {error}") from error
+    if config.chat_template and not getattr(tokenizer, "chat_template", None):
+        message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
+        raise chat_template_issue(message)
+    return tokenizer
+
+
+def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
+    """Return the chat template of a config's `tokenizer` block; None if prompts are plain texts."""
+    return ChatTemplate(tokenizer, config.system_prompt) if config.chat_template else None
+
+
+def render_prompts(
+    pools: Mapping[str, Iterable[tuple[Sample, float]]], config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """Return pools, split -> pairs of sample and weight, in which the chat template has rendered the prompts.
+
+    Raises:
+        ConfigError: prompts are messages and the config has no chat template, or the template does not accept them.
+        DataPoolError: messages end with one of the assistant.
+    """
+    template = chat_template_of(config, tokenizer)
+    if template is not None:
+        return {
+            split: [(template.with_rendered_prompt(sample), weight) for sample, weight in pool]
+            for split, pool in pools.items()
+        }
+    for split, pool in pools.items():
+        for sample, _ in pool:
+            if sample.messages is not None:
+                message = f"the prompts of the data pool are messages ({sample.id!r} of {split!r}): set it to true"
+                raise chat_template_issue(message)
+    return dict(pools)
+
+
+def build_datapools(config: ComponentConfig) -> dict[str, Any]:
+    """Return all splits of a config's `datapool` block.
+
+    Raises:
+        DataPoolError: a split could not be prepared or has entries that are not samples, or `train` is empty.
+    """
+    pools = {split: build_datapool(config, split) for split in SPLITS}
+    if not len(pools["train"]):
+        raise DataPoolError(f"data pool {config.id!r}: the split 'train' has no samples")
+    return pools
+
+
+def build_datapool(config: ComponentConfig, split: str) -> Any:
+    """Return one split of a config's `datapool` block.
+
+    Raises:
+        DataPoolError: the split could not be prepared or has entries that are not samples.
+    """
+    of_split = f"the split {split!r} of the data pool {config.id!r}"
+    try:
+        pool = DATA_POOLS.get(config.id, {"split": split, **config.args})
+        wrong = next((entry for entry in pool if not _is_entry(entry)), None)
+    except DataPoolError as error:
+        raise DataPoolError(f"{of_split}: {error}") from error
+    except (RL4LMsLikeError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise DataPoolError(f"{of_split} could not be prepared: {raised(error)}") from error
+    if wrong is not None:
+        message = "expected pairs (Sample, weight), where the prompt is a text and the references are a list"
+        raise DataPoolError(f"{of_split} has {excerpt(wrong)}; {message}")
+    return pool
+
+
+def _is_entry(entry: Any) -> bool:
+    if not isinstance(entry, tuple) or len(entry) != 2:
+        return False
+    prompt, references = (getattr(entry[0], name, None) for name in ("prompt_or_input_text", "references"))
+    return isinstance(prompt, str) and isinstance(references, list | tuple)
+
+
+def load_model_config(arguments: PolicyArguments, *, local_files_only: bool = False) -> PretrainedConfig:
+    """Return the config of the policy's model.
+
+    Raises:
+        ModelError: no model has that name.
+    """
+    return loading.load_model_config(
+        arguments.model_name, trust_remote_code=arguments.trust_remote_code, local_files_only=local_files_only
+    )
+
+
+def load_generation_config(model_name: str) -> GenerationConfig | None:
+    """Return the generation config of a checkpoint, or of an adapter's base model; None if there is none."""
+    try:
+        return GenerationConfig.from_pretrained(loading.whole_checkpoint(model_name))
+    except OSError:
+        return None
+
+
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    generation_config: GenerationConfig | None,
+    template: ChatTemplate | None = None,
+) -> list[int]:
+    """Return the ids of the tokens that end a response.
+
+    This is the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several.
+    Chat models end a turn with a special token, which often is only in their generation config. With a chat template
+    it is also the token that the template writes after a message of the assistant.
+    """
+    end_token_ids = _model_end_tokens(tokenizer, model_config, generation_config)
+    end_of_turn = None if template is None else template.end_of_turn
+    if end_of_turn is None or end_of_turn in end_token_ids:
+        return end_token_ids
+    return [*end_token_ids, end_of_turn]
+
+
+def _model_end_tokens(
+    tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, generation_config: GenerationConfig | None
+) -> list[int]:
+    """Return the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several."""
+    model_token: Any = None
+    for config in (generation_config, model_config.get_text_config()):
+        model_token = getattr(config, "eos_token_id", None)
+        if isinstance(model_token, list | tuple) and tokenizer.eos_token_id in model_token:
+            return list(model_token)
+
+    # Without one of the tokenizer, those of the model's own config count.
+    if tokenizer.eos_token_id is not None:
+        return [tokenizer.eos_token_id]
+    if isinstance(model_token, list | tuple):
+        return list(model_token)
+    return [] if model_token is None else [int(model_token)]
