@@ -14,7 +14,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,8 +24,12 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.system.ranks import Ranks
 
-if TYPE_CHECKING:
-    from rl4lms_like.policies.base import LMActorCriticPolicy
+
+class EnginePolicy(Protocol):
+    """A policy, as its engine needs it."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Hold whole weights within the context, also where several processes have split them."""
 
 
 class PolicyEngine:
@@ -48,7 +53,7 @@ class PolicyEngine:
         """Use the engine together with these processes from now on."""
         self.ranks = ranks
 
-    def prepare(self, policy: LMActorCriticPolicy) -> None:
+    def prepare(self, policy: EnginePolicy) -> None:
         """Update the engine for all processes, before they generate with it; all of them call this together.
 
         Raises:
@@ -61,7 +66,7 @@ class PolicyEngine:
         with policy.gathered():
             self.ranks.from_main(lambda: self.update(policy))
 
-    def update(self, policy: LMActorCriticPolicy) -> None:
+    def update(self, policy: EnginePolicy) -> None:
         """Pass on the policy's weights if they changed, after what is generated in the background.
 
         Only the main process does: all processes have the same weights and the same engine.

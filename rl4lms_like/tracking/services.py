@@ -12,16 +12,13 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 
 from rl4lms_like.system.errors import import_extra
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
-
-if TYPE_CHECKING:
-    from rl4lms_like.tracking.base import Tracker
 
 N_TEXTS = 5  # number of texts of an evaluation in TensorBoard
 FINISH_S = 300.0
@@ -30,10 +27,22 @@ FINISH_S = 300.0
 ID_FILE = "wandb_run.json"  # file in the run's folder with the id of the run in Weights & Biases
 
 
+class Destination(Protocol):
+    """The tracker, as Stable-Baselines3's logger needs it."""
+
+    run_path: Path
+
+    def log_values(self, values: Mapping[str, Any], *, timesteps: int, excluded: Mapping[str, Any]) -> None:
+        """Log values with the number of tokens so far."""
+
+    def print(self, text: str) -> None:
+        """Print a text above the live display."""
+
+
 class TrackerWriter(KVWriter):
     """Writer that passes the dumps of SB3's logger to a tracker, so that algorithms do not depend on the tracker."""
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Destination) -> None:
         self.tracker = tracker
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
@@ -44,7 +53,7 @@ class TrackerWriter(KVWriter):
         """Do nothing: the tracker closes its own sinks."""
 
 
-def make_logger(tracker: Tracker, *, verbose: int = 0) -> Logger:
+def make_logger(tracker: Destination, *, verbose: int = 0) -> Logger:
     """Return a logger whose dumps go to the tracker; with `verbose` they are also printed as SB3's table."""
     writers: list[KVWriter] = [TrackerWriter(tracker)]
 
