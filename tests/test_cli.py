@@ -17,7 +17,8 @@ from types import ModuleType
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.cli.options import KINDS, build_parser
+from rl4lms_like.cli.commands import build_parser
+from rl4lms_like.cli.list_components import KINDS
 from rl4lms_like.config.binding import REGISTRIES
 from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.system.errors import RewardError
@@ -138,7 +139,7 @@ def test_a_list_is_there_within_a_second():
     [
         "import rl4lms_like, rl4lms_like.cli, rl4lms_like.config.run_config",
         "from rl4lms_like.cli import main; main(['list', 'algorithms']); main(['show', 'ppo'])",
-        "from rl4lms_like.cli.options import build_parser; build_parser().parse_args(['check', 'x.yml'])",
+        "from rl4lms_like.cli.commands import build_parser; build_parser().parse_args(['check', 'x.yml'])",
     ],
 )
 def test_light_commands_load_nothing_heavy(code):
@@ -394,7 +395,7 @@ def test_the_status_counts_where_nobody_reads_the_output_too(error, status):
         "import sys; from rl4lms_like import cli; from rl4lms_like.system.errors import RL4LMsLikeError\n"
         f"def failing(options): raise {error}\n"
         "print('begun', flush=True); sys.stdin.read()\n"
-        "cli.COMMANDS['list'] = failing; sys.exit(cli.main(['list', 'rewards']))"
+        "cli.COMMANDS['list'].run = failing; sys.exit(cli.main(['list', 'rewards']))"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen([sys.executable, "-u", "-c", code], **pipes) as process:
@@ -411,7 +412,7 @@ def test_a_second_signal_ends_a_program_that_does_not_come_to_its_end(second):
         "import sys, threading, time; from rl4lms_like import cli\n"
         "def stopped(options): raise KeyboardInterrupt\n"
         "threading.Thread(target=time.sleep, args=(300,)).start()\n"
-        "cli.COMMANDS['list'] = stopped; sys.argv = ['rl4lms-like', 'list', 'rewards']; sys.exit(cli.main())"
+        "cli.COMMANDS['list'].run = stopped; sys.argv = ['rl4lms-like', 'list', 'rewards']; sys.exit(cli.main())"
     )
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) as process:
         assert process.stderr.readline() == b"interrupted\n"

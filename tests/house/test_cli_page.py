@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.cli.options import build_parser
+from rl4lms_like.cli.commands import build_parser
 from rl4lms_like.quickstart import _parser as quickstart_parser
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")

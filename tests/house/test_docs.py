@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from rl4lms_like.benchmarking.spec import load_benchmark
-from rl4lms_like.cli.options import build_parser
+from rl4lms_like.cli.commands import build_parser
 from rl4lms_like.config.binding import REGISTRIES, run_kind
 from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml

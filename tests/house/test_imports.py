@@ -10,7 +10,7 @@ LIGHT = (
     "rl4lms_like.algorithms.arguments",
     "rl4lms_like.benchmarking.spec",
     "rl4lms_like.cli",
-    "rl4lms_like.cli.options",
+    "rl4lms_like.cli.commands",
     "rl4lms_like.system.errors",
     "rl4lms_like.core.observation",
     "rl4lms_like.system.registry",

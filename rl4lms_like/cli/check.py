@@ -1,0 +1,41 @@
+"""Check a YAML config, and show a summary."""
+
+from __future__ import annotations
+
+import argparse
+
+from rl4lms_like.cli.options import add_code, add_config, add_set
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.secrets import without_secrets
+from rl4lms_like.system.wording import printable
+
+SUMMARY = "check a YAML config, and show a summary"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `check`."""
+    add_config(parser)
+    parser.add_argument("--full", action="store_true", help="also print the config with all defaults")
+    parser.add_argument("--reward", action="store_true", help="also audit the reward: call it with texts to exploit it")
+    parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
+    add_set(parser)
+    add_code(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the summary of a config section by section, and the audit of its reward."""
+    from rl4lms_like.config.run_config import load_config
+
+    if options.remote and not options.reward:
+        raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
+    config = load_config(options.config or options.config_path, options.overrides)
+
+    # After the config, whose errors are shown without the seconds that this import takes: it loads torch.
+    from rl4lms_like.preview import preview, reward_audit
+
+    # Each section as soon as it is ready: the audit calls the reward, which may take long.
+    for section in preview(config, full=options.full):
+        print(printable(without_secrets(section)), flush=True)
+    if options.reward:
+        for section in reward_audit(config, remote=options.remote):
+            print(printable(without_secrets(section)), flush=True)

@@ -1,0 +1,60 @@
+"""Train a model with a YAML config."""
+
+from __future__ import annotations
+
+import argparse
+
+from rl4lms_like.cli.options import add_config, add_run_options, add_trust, arguments_of
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+
+SUMMARY = "train a model with a YAML config"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `train`."""
+    # In the group of the config: a run resumes with the config in its folder.
+    add_config(parser).add_argument(
+        "--resume", metavar="PATH", help="resume a run that ended early: its folder, or one of its checkpoints"
+    )
+
+    parser.add_argument(
+        "--replay",
+        metavar="RUN[:N-M]",
+        help="train on the kept rollouts of this run folder, of all iterations or some (RUN:5, RUN:3-7)",
+    )
+    add_trust(parser)
+    add_run_options(parser)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train as a config says, or resume a run."""
+    if options.resume is not None:
+        from rl4lms_like.run import resume
+
+        _refuse_another_folder(options)
+        if options.replay is not None:
+            message = "a run resumes with the rollouts that it began with; remove the option"
+            raise ConfigError([ConfigIssue("--replay", message)], "the command line")
+        resume(options.resume, **arguments_of(options, "overrides entity_name log_to_wandb trust_remote_code"))
+        return
+
+    # The option permits what the config in a run's folder asks for, which may come from another user. A file that the
+    # user names needs no second permission.
+    if options.trust_remote_code:
+        message = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
+        raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
+    from rl4lms_like.run import train
+
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
+    train(options.config or options.config_path, **arguments_of(options, names))
+
+
+def _refuse_another_folder(options: argparse.Namespace) -> None:
+    """Raise if options that name another folder are given with --resume, because they would be ignored."""
+    parser = argparse.ArgumentParser()
+    add_run_options(parser)
+    names = ("project_name", "experiment_name", "base_path_to_store_results", "new")
+    used = [name for name in names if getattr(options, name) != parser.get_default(name)]
+    if used:
+        message = "a run resumes in its own folder; remove the option, or copy the folder and resume the copy"
+        raise ConfigError([ConfigIssue(f"--{name}", message) for name in used], "the command line")
