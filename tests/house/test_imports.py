@@ -57,3 +57,23 @@ def test_the_check_sees_a_heavy_package():
 def test_import_takes_less_than_a_second():
     quickest = min(float(python(TIMED)) for _ in range(5))
     assert quickest < 1.0
+
+
+EVERY_MODULE = """
+import importlib, pathlib, sys
+from rl4lms_like.system.errors import MissingExtraError
+
+root = pathlib.Path(sys.argv[1])
+for path in sorted(root.joinpath("rl4lms_like").rglob("*.py")):
+    name = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+    try:
+        importlib.import_module(name)
+    except MissingExtraError:
+        pass
+"""
+
+
+def test_every_module_is_imported_without_a_warning(repository):
+    command = [sys.executable, "-W", "error", "-c", EVERY_MODULE, str(repository)]
+    outcome = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
