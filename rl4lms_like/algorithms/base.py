@@ -4,7 +4,9 @@
              minibatch ─ micro-batches ─ gradients, summed over processes ─ early stop ─ clip ─ step
     loss     micro-batch ─> Objective: one number per action and term
 
-An algorithm defines its `loss`. Everything else is implemented here.
+An algorithm defines its `loss`, and may override the methods listed at `OnPolicyTextAlgorithm`. Rollouts come from
+`rollouts.text_rollouts`. An action is a response token that the policy chose; flat fields `[n_actions]` have them
+episode after episode.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ LOG_KEYS = {
     "grad_norm": "train/grad_norm",
     "critic_grad_norm": "train/critic_grad_norm",
 }
-"""Keys of the logged means of an update, by the name of the number in a step."""
+"""Keys of the logged means of an update, by the name of the number in a step. All algorithms have RL4LMs' names."""
 
 
 class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
@@ -103,12 +105,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     rollout_buffer: EpisodeBuffer  # type: ignore[assignment]
 
     n_epochs: int = 1
+    """Number of passes of the policy over a rollout."""
     batch_size: int | None = None
+    """Approximate number of tokens of a minibatch; None = the whole rollout."""
     target_kl: float | None = None
+    """An update ends when the KL to the policy of its rollout exceeds 1.5 times this; None = it never ends early.
+
+    Not to be confused with the target of the KL controller (`alg.kl_div.target_kl`), which stops nothing."""
     loss_aggregation: LossAggregation = "token_mean"
+    """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`."""
     loss_norm: float | None = None
-    """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`; default of the norm: the
-    length of the longest possible response."""
+    """Constant of `seq_mean_token_sum_norm`; None = the length of the longest possible response."""
     learns_off_policy: ClassVar[bool] = True
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     n_together: ClassVar[int] = 1
@@ -170,18 +177,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def _rollout_options(self, norm_reward: bool) -> RolloutOptions:
         """Return the options of the rollouts, which are among the algorithm's arguments."""
-        options = self.arguments
+        arguments = self.arguments
         return RolloutOptions(
             norm_reward=norm_reward,
-            bootstrap_truncated=options.bootstrap_truncated,
-            score_batch_size=options.micro_batch_size,
-            group_size=options.group_size,
-            dynamic_sampling=options.dynamic_sampling,
-            first_token_temperature=options.first_token_temperature,
-            record_log_prob=options.importance_correction != "none",
-            sort_by_length=options.length_sorted_minibatches,
-            value_gae_lambda=options.value_gae_lambda,
-            gae_length_alpha=options.gae_length_alpha,
+            bootstrap_truncated=arguments.bootstrap_truncated,
+            score_batch_size=arguments.micro_batch_size,  # a scoring pass needs less memory than an update's
+            group_size=arguments.group_size,
+            dynamic_sampling=arguments.dynamic_sampling,
+            first_token_temperature=arguments.first_token_temperature,
+            record_log_prob=arguments.importance_correction != "none",
+            sort_by_length=arguments.length_sorted_minibatches,
+            value_gae_lambda=arguments.value_gae_lambda,
+            gae_length_alpha=arguments.gae_length_alpha,
         )
 
     def _check_arguments(
@@ -193,7 +200,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         *,
         is_loaded: bool,
     ) -> None:
-        """Raise a `ConfigError` with all issues of the arguments; `load` restores the controller later."""
+        """Raise a `ConfigError` with all issues of the arguments.
+
+        The controller of the KL is unknown here if the algorithm `is_loaded`: `load` restores it later.
+        """
         name = type(self).__name__
         issues = critic_issues(self.arguments, policy_kwargs, name) + value_issues(self.arguments, arguments, name)
         issues += combination_issues(self.arguments_class, arguments, policy_kwargs)
@@ -222,7 +232,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         start = time.perf_counter()
         buffer = self.rollout_buffer
 
-        # In the first iterations the policy may have no epoch. The critic may have more epochs than the policy.
+        # In the first iterations the policy may have no epoch. Critic and policy may make different numbers of passes.
         n_epochs = 0 if self._is_critic_only else self.n_epochs
         n_passes = max(n_epochs, self._critic_epochs)
 
@@ -250,15 +260,16 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                 for loss, objective in self.micro_losses(minibatch, self.arguments.micro_batch_size):
                     loss.backward()
                     objectives.append(objective)
+                    del loss  # with its graph, which the next forward pass would find in memory
                 self._sum_gradients(self.policy.parameters())
 
                 # Over all processes: each must decide the same below.
                 logged = self._summary(self._gather_terms(objectives), minibatch.weights)
                 logged["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
 
-                # Early stop, before the step: the gradient is discarded, and all remaining passes are skipped, also the
-                # critic's. As in Stable-Baselines3, the KL is that of this minibatch to the policy of the rollout,
-                # mean((ratio - 1) - log ratio), and may be up to 1.5 times its target.
+                # Early stop (`alg.args.target_kl`), before the step: the gradient is discarded, and all remaining
+                # passes are skipped, also the critic's. As in Stable-Baselines3, the KL is that of this minibatch to
+                # the policy of the rollout, mean((ratio - 1) - log ratio), and may be up to 1.5 times its target.
                 if self.target_kl is not None and float(logged["approx_kl"]) > 1.5 * self.target_kl:
                     progress.steps.append(logged)
                     break
@@ -269,12 +280,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
         self.guard.end_update(len(progress.steps))
 
-        # Log. The gradient norms are logged, as NaN, also by an update that `target_kl` ended before its first step.
+        # Means over the minibatches, with the one that ended the update. The gradient norms are logged also if it was
+        # the first one (its rollout is not of this policy): as NaN.
         norms = {name for name, _ in self._clipped_together()}
         self._record_means(progress.steps, [name for name in LOG_KEYS if name in progress.steps[0] or name in norms])
         self.logger.record("train/epochs", progress.epoch)
         self.logger.record("train/optimizer_steps", len(progress.steps))
-        self._log_fit(progress.steps[0].get("ratio_gap"), time.perf_counter() - start)
+        self._log_update(progress.steps[0].get("ratio_gap"), time.perf_counter() - start)
 
     def skip_minibatch(self, minibatch: Minibatch) -> Logged | None:
         """Return the logged scalars of a minibatch that has nothing to learn from; None if a step is taken on it."""
@@ -311,7 +323,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             self._n_updates += 1
         else:
             self.policy.optimizer.zero_grad()
-            for name in logged.keys() - {"ratio_gap"}:  # the gap is that of the log-probs, before any loss
+            for name in logged.keys() - {"ratio_gap"}:  # the gap does not depend on the loss
                 logged[name] = torch.full_like(logged[name], math.nan)
 
     def _clipped_together(self) -> list[tuple[str, Iterable[torch.nn.Parameter]]]:
@@ -350,7 +362,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         if self.loss_aggregation != "token_mean":
             lengths = minibatch.observations.lengths
-            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._loss_norm))
+            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._norm_constant))
         return self._corrected(minibatch)
 
     def _corrected(self, minibatch: Minibatch) -> Minibatch:
@@ -358,16 +370,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         behavior_log_prob = minibatch.observations.behavior_log_prob  # log mu, [n_actions]
         kind = self.arguments.importance_correction
         if kind == "none" and self.is_off_policy:
-            kind = "tis"
+            kind = "tis"  # truncated importance sampling
         if kind == "none" or behavior_log_prob is None:
             return minibatch
 
-        # weight = min(pi / mu, limit), with pi the policy at the start of the update and mu the one that generated.
-        # An action with weight 0 is left out: the mean is over the others.
+        # The weight is made of pi / mu, with pi the policy at the start of the update and mu the one that generated:
+        # `tis` takes min(pi / mu, limit), the others leave out what is outside of two limits. An action with weight 0
+        # does not count: the mean is over the others.
         lengths = minibatch.observations.lengths
         limits = self.arguments.correction_range or CORRECTION_RANGES[kind]
         correction = correction_weights(minibatch.old_log_prob - behavior_log_prob, lengths, kind, *limits)
-        weights = action_weights(lengths, self.loss_aggregation, self._loss_norm, kept=correction > 0)
+        weights = action_weights(lengths, self.loss_aggregation, self._norm_constant, kept=correction > 0)
         return minibatch._replace(weights=weights * correction)
 
     @property
@@ -379,7 +392,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         return self.collector is not None and self.collector.is_off_policy
 
     @property
-    def _loss_norm(self) -> float:
+    def _norm_constant(self) -> float:
         """Constant of `seq_mean_token_sum_norm`."""
         return self.collector.max_episode_length if self.loss_norm is None else self.loss_norm
 
@@ -389,9 +402,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         With several processes these are the micro-batches of this process.
         """
         for micro_batch, fraction in self._split(minibatch, micro_batch_size):
-            objective = self.loss(micro_batch)
-            terms = objective.detach() if fraction else objective.detach().empty()
-            yield fraction * self.total_loss(objective, micro_batch.weights), terms
+            yield self._micro_loss(micro_batch, fraction)
+
+    def _micro_loss(self, micro_batch: Minibatch, fraction: float) -> tuple[Tensor, Objective]:
+        # A function of its own: a variable of the generator would keep the graph until the next forward pass has ended.
+        objective = self.loss(micro_batch)
+        terms = objective.detach() if fraction else objective.detach().empty()
+        return fraction * self.total_loss(objective, micro_batch.weights), terms
 
     def _split(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Minibatch, float]]:
         """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens (None: one).
@@ -430,7 +447,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             total = total + self.vf_coef * objective.value.mean()
         if objective.entropy is not None and self.ent_coef:
             total = total + self.ent_coef * objective.entropy.mean()
-        if objective.kl is not None:
+        if objective.kl is not None:  # the term has its coefficient
             total = total + weighted_mean("kl", objective.kl, weights)
         return total
 
@@ -471,7 +488,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         # Ctrl-C waits for the end of a step; then `on_step` ends the run, where its state is complete.
         with self.hooks.interruption.finishing("this minibatch"):
-            if not progress.steps:
+            if not progress.steps:  # a new update, which can be resumed from its start
                 self._step_done()
             yield progress
         progress.stage = UpdateStage.FINISHED
@@ -505,7 +522,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     def normalization(self) -> str | None:
         """Scope of the normalisation of advantages: `minibatch`, `rollout` or None."""
         choice = self.arguments.normalize_advantage
-        return "minibatch" if choice is True else choice or None
+        if choice is True:
+            return "minibatch"
+        return choice or None  # "rollout", or false
 
     @property
     def ratio_limits(self) -> tuple[float, float]:
@@ -548,8 +567,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             with interruption.at_any_moment():
                 self.collector.collect(buffer, n_tokens, updates_policy=False)
 
-            # While weights change, there is a new update, which cannot be resumed: a run that ends here repeats the
-            # rollout.
+            # A new `UpdateProgress` cannot be resumed: a run that ends while weights change repeats the rollout.
             with interruption.finishing("this update of the critic"), blame_memory_errors_on("update"):
                 self.update_progress = UpdateProgress()
                 self._train_critic(buffer, self.pretraining.settings)
@@ -596,7 +614,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         return super().has_sampled or bool(self.pretraining and self.pretraining.explained)
 
     def training_state(self) -> dict[str, Any]:
-        """Return the state of every algorithm, and the number of skipped steps."""
+        """Return the state that all algorithms have, and the numbers of skipped steps; the policy has the weights."""
         state = {**super().training_state(), "left_out": self.guard.state_dict()}
         if self.arguments.critic_only_iterations:
             state["n_iterations"] = self.n_iterations
@@ -633,7 +651,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             values = [step[name] for step in steps if name in step]
             self.logger.record(LOG_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
 
-    def _log_fit(self, ratio_gap: Tensor | None, seconds: float) -> None:
+    def _log_update(self, ratio_gap: Tensor | None, seconds: float) -> None:
         """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch.
 
         Without a step of the policy, there is no gap.

@@ -1,9 +1,13 @@
 """Proximal policy optimisation (Schulman et al., arXiv 1707.06347).
 
 ratio     pi(a_t | s_t) / pi_old(a_t | s_t)         pi_old: the policy of the rollout
-policy    -min(ratio A, clip(ratio, 1 - c, 1 + c') A)    or, with `ratio_band`, ratio A of the ratios in a band
+policy    -min(ratio A, clip(ratio, 1 - c, 1 + c') A)     c: clip_range, c': clip_range_high
+          or -ratio A of the actions whose ratio is in `ratio_band`
 value     (V - R)^2, optionally clipped around the values of the rollout
+entropy   -H, times ent_coef
 nll       -log pi of the actions of good episodes (VAPO), if `nll_coef` is not 0
+
+The KL penalty is in the rewards (`rollouts.rollout.token_rewards`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from rl4lms_like.core.objective import Objective
 from rl4lms_like.rollouts.buffer import Minibatch
 
 SMALLEST_MEAN = 1e-30
-"""In place of a mean of 0, by which nothing can be divided: no action is in the band, or no episode is good."""
+"""Avoids a division by 0 if no action is in the band, or no episode is good."""
 
 
 class PPO(OnPolicyTextAlgorithm):
@@ -41,10 +45,10 @@ class PPO(OnPolicyTextAlgorithm):
         self.loss_aggregation = self.arguments.loss_aggregation or self.loss_aggregation
 
     def loss(self, minibatch: Minibatch) -> Objective:
-        """Return the clipped surrogate, the critic's error and the negative entropy."""
+        """Return the terms of the module's docstring, one number per action."""
         options = self.arguments
 
-        # The critic may make fewer passes over a rollout than the policy; its forward pass is then saved.
+        # The critic may make fewer passes over a rollout than the policy; its forward pass is then skipped.
         value = None
         if self._trains_critic:
             values, log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
@@ -109,12 +113,12 @@ class PPO(OnPolicyTextAlgorithm):
     def total_loss(self, objective: Objective, weights: Tensor) -> Tensor:
         total = super().total_loss(objective, weights)
         if objective.nll is not None:
-            total = total + self.arguments.nll_coef * objective.nll.mean()
+            total = total + self.arguments.nll_coef * objective.nll.mean()  # its weights are in the term
         return total
 
     @property
     def _trains_critic(self) -> bool:
-        """True in the passes over the rollout that also train the critic."""
+        """True in the passes over the rollout that also train the critic, and outside of an update."""
         return self.update_progress is None or self.update_progress.epoch <= self._critic_epochs
 
     @property

@@ -3,7 +3,9 @@
     l = log pi(a) - log ref(a)     of the sampled token a: the single-sample estimators read only this
     pi(. | s), ref(. | s)          `top_k` and `full` read both distributions; see `core.token_scores.vocabulary_kl`
 
-To add an estimator, add its name to `Estimator` and its row to `KL_ESTIMATORS`. This module does not import torch.
+To add an estimator of samples, add its name to `Estimator` and its row to `KL_ESTIMATORS`. One of distributions also
+needs a branch in `LMActorCriticPolicy.reference_kl`. Whatever the estimator of the penalty, the log and the controllers
+of the coefficient use k1. This module does not import torch.
 """
 
 from __future__ import annotations

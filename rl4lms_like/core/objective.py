@@ -1,7 +1,7 @@
 """Parts of a loss: terms per action, and the weights with which they are averaged.
 
-    policy, kl         weighted: sum_t w_t x_t / n_actions     w = 1 is the mean over all actions
-    value, entropy     mean over all actions
+    policy, kl              weighted: sum_t w_t x_t / n_actions     w = 1 is the mean over all actions
+    value, entropy, nll     mean over all actions; `nll` contains weights of its own
 
 The weights are computed once for a whole minibatch. The loss of a micro-batch is its fraction of the minibatch's
 actions times the mean of its weighted terms, so the gradient does not depend on how a minibatch is split.
@@ -21,15 +21,16 @@ LossAggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_s
 class Objective(NamedTuple):
     """Terms of an algorithm's loss on some whole episodes, one number per action, to be minimised.
 
-    A term per sequence is repeated for its actions (`repeat_interleave(episodes.lengths)`) and averaged with
-    `seq_mean_token_mean`.
+    A loss of a whole response is repeated for each of its actions (`repeat_interleave(episodes.lengths)`), and averaged
+    with `seq_mean_token_mean`.
 
     Args:
         policy: `[n_actions]`.
         log_ratio: `[n_actions]`, current log-prob minus log-prob in the rollout; detached.
         value: `[n_actions]`, the critic's error; None = there is no critic.
         entropy: `[n_actions]`, negative entropy; None = not computed.
-        kl: `[n_actions]`, KL penalty to the reference; None = the penalty is part of the rewards, or there is none.
+        kl: `[n_actions]`, KL penalty to the reference, with its coefficient; None = the penalty is part of the rewards,
+            or there is none.
         nll: `[n_actions]`, weighted negative log-likelihood; None = not used.
         clipped: `[n_actions]`, 1 where the loss limits the ratio, else 0; None = determined from `log_ratio`.
     """
@@ -58,7 +59,7 @@ class Objective(NamedTuple):
     @staticmethod
     def joined(objectives: Sequence[Objective]) -> Objective:
         """Concatenate the terms of several micro-batches."""
-        # The loss of an update has the same terms in all of its micro-batches, so those of the first are those of all.
+        # All micro-batches have the same terms.
         joined: dict[str, Tensor] = {}
         for name in objectives[0]._terms():
             joined[name] = torch.cat([getattr(objective, name) for objective in objectives])
@@ -100,9 +101,8 @@ def action_weights(
     """
     n_actions = int(lengths.sum())
 
-    # The weights of a smaller minibatch: that of the kept actions, and of the episodes that have one. They are relative
-    # to a mean over the kept actions. The factor makes them relative to that over all actions, which `weighted_mean`
-    # takes.
+    # First the weights of the kept actions alone, as if there were no others: they are relative to a mean over n_kept
+    # actions. But `weighted_mean` divides by all actions, so they are multiplied by n_actions / n_kept.
     if kept is not None:
         row = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
         counts = torch.zeros_like(lengths).index_add(0, row, kept.to(lengths))  # kept actions of each episode
@@ -117,7 +117,7 @@ def action_weights(
 
     # w_t = n_actions / (n_episodes d_i), so that 1/n_actions sum_t w_t x_t = 1/n_episodes sum_i 1/d_i sum_{t in i} x_t.
     if aggregation == "seq_mean_token_mean":
-        divisors = lengths.clamp_min(1).float()  # an episode without actions has no weight to repeat
+        divisors = lengths.clamp_min(1).float()  # avoids n / 0 for an episode without actions
     elif norm is None:
         raise ValueError("seq_mean_token_sum_norm requires `norm`, the constant to divide by")
     else:

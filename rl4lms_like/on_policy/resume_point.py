@@ -18,9 +18,11 @@
     weights       policy.training_state           trained parameters, buffers, NLPO's mask model
     optimizer     states.optimizer_state          moments and steps, learning rates
 
-`mark` captures all parts but the last two, which are read when a checkpoint is written. So they must not have changed
-since: whatever changes weights calls `clear` or marks the update as not resumable (`UpdateStage`). What does not change
-(the reference model, a frozen base model, the samples) is not saved; digests of it are.
+`mark` captures the parts down to `files` as copies, `mark_in_update` replaces those that an update changes. Tensors are
+read only when a checkpoint is written: weights and optimizer, the rollout and logged numbers of an unfinished update,
+and the episodes of `ahead`. So they must still be those of the captured moment: whatever changes weights calls `clear`
+or sets a stage of the update that cannot be resumed (`UpdateStage`). What does not change (the reference model, a
+frozen base model, the samples) is not saved; digests of it are, with the config.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
 """Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
 
-    _train_and_eval   evaluate ─ [iteration ─ evaluate? ─ checkpoint?] x n_iters ─ save the model ─ evaluate
-    _iterate          rollout ─ update ─ callbacks ─ log
+    _train_and_eval   evaluate ─ pretrain the critic? ─ n_iters x [iteration ─ evaluate? ─ checkpoint?] ─ save, evaluate
+    _iterate          rollout ─ update ─ callbacks ─ log ─ mark the state to resume from
 
-An epoch in the files is the number of completed iterations: 0 before training, `n_iters` after it. The rollout is in
-`rollouts.collector`, the update in `algorithms.base`, and how an interrupted run resumes in `on_policy.resume_point`.
+An iteration calls `learn_iteration` of the algorithm (`rollouts.text_rollouts`), which calls `RolloutCollector.collect`
+(`rollouts.collector`) and then `train` (`algorithms.base`). `on_policy.resume_point` has a table of what a checkpoint
+contains, who owns each part, and when it is captured.
+
+In the run's files, an epoch is the number of completed iterations: 0 before training, `n_iters` after it.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class OnPolicyTrainer:
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
         self._iteration_start: float | None = None  # seconds of `time.perf_counter`; None between two iterations
-        self._seconds_before = 0.0  # that an interrupted process has spent on the current iteration
+        self._seconds_before = 0.0  # seconds that an interrupted process has spent on the current iteration
 
         # Before a checkpoint is loaded: the origin of kept rollouts is a digest of the weights at the start.
         self._attach_replay_and_recorder()
@@ -74,7 +77,7 @@ class OnPolicyTrainer:
         if resume_from is not None:
             self.resume_point.resume(resume_from)
 
-        # A run that is interrupted in its update has the rollout of one iteration more than it has completed.
+        # A run that resumes inside an update already has the rollout of that iteration.
         if run.ranks.is_main:
             n_iteration_rollouts = self.current_iter + (run.algorithm.update_progress is not None)
             n_critic_rollouts = self._rollout_number(is_critic=True) - 1
@@ -92,13 +95,13 @@ class OnPolicyTrainer:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _train_and_eval(self) -> None:
-        # The untrained model is evaluated first. A run that resumes within an update finishes that before all else: its
-        # weights are those of no completed iteration.
+        # The untrained model is evaluated first, but not the model of a run that resumes inside an update: its weights
+        # are those of no completed iteration. The loop below then begins with the rest of that update.
         algorithm = self.run.algorithm
         if algorithm.has_unfinished_update:
-            algorithm.resume_update()
+            algorithm.continue_update_next()
         else:
-            # A resumed state already has its checkpoint.
+            # `is_saved` stays: `resume` has set it to whether a checkpoint of this iteration exists.
             self.resume_point.mark(is_saved=self.resume_point.is_saved)
             self._evaluate_and_save()
         self._pretrain_critic()
@@ -128,7 +131,8 @@ class OnPolicyTrainer:
         self._seconds_before = 0.0
         waited_before = ranks.waited
 
-        # Between two steps of an update, the algorithm calls the resume point, which also stops an interrupted run.
+        # At the start of an update and after each of its steps, the algorithm calls `mark_in_update`, which captures
+        # the state to resume from, and ends the run by an exception if an interruption was requested.
         hooks = RunHooks(self.interruption, on_step=self.resume_point.mark_in_update)
         algorithm.learn_iteration(self.current_iter, self.schedule.n_iters, hooks)
         seconds = time.perf_counter() - self._iteration_start
@@ -144,8 +148,8 @@ class OnPolicyTrainer:
             callback.on_iteration_end(iteration)
         logger.dump(step=algorithm.num_timesteps)
 
-        # The iteration is complete. `clear` before `mark`: if a component's state cannot be captured, the state of the
-        # last minibatch must not be saved under the number of this iteration.
+        # The iteration is complete. `mark` may fail, if a component's state cannot be captured. So `clear` comes first:
+        # the state inside the update must not be saved under the new number.
         self.current_iter = iteration
         self._iteration_start = None
         algorithm.end_update()
@@ -156,7 +160,7 @@ class OnPolicyTrainer:
         """Run the evaluations and write the checkpoint that are due after this number of iterations, each once."""
         completed = self.current_iter
         if completed % self.schedule.eval_every == 0:
-            self.evaluate(("val",) if completed else ("val", "test"))
+            self.evaluate(("val",) if completed else ("val", "test"))  # test only before and after the training
 
         is_due = completed > 0 and completed % self.schedule.save_every == 0
         if is_due and self.schedule.save_model and not self.resume_point.is_saved:
@@ -167,7 +171,7 @@ class OnPolicyTrainer:
     # --- evaluation and files ---------------------------------------------------------------------------------------
 
     def evaluate(self, splits: tuple[str, ...]) -> dict[str, Evaluation]:
-        """Evaluate on splits that have samples, once for each number of completed iterations."""
+        """Evaluate splits that have samples and are not evaluated yet after this iteration; return the evaluations."""
         evaluations = {}
         for split in splits:
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
@@ -198,7 +202,7 @@ class OnPolicyTrainer:
             seed=self.run.config.seed,
             ranks=self.run.ranks,
         )
-        with self.run.policy.gathered():  # batches are not the same number in all processes, and metrics use the model
+        with self.run.policy.gathered():  # processes have different numbers of batches, and metrics use the model
             return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 
     def checkpoint(self) -> Path:
@@ -248,7 +252,8 @@ class OnPolicyTrainer:
         if self.schedule.replay is not None:
             replay = Replay(self.run, self.tracker.run_config, self._rollout_number, origin)
             self.tracker.log_info(str(replay.plan))
-            if replay.is_off_policy:  # of a policy with other weights, also for a replay of these rollouts
+            # These rollouts are not of this run's policy: if they are recorded again, its weights are not their origin.
+            if replay.is_off_policy:
                 origin = {name: digest for name, digest in origin.items() if name != "weights"}
 
         recorder = None
@@ -267,8 +272,9 @@ class OnPolicyTrainer:
         """Train the critic on rollouts of the starting policy if the config asks for it, and save it."""
         algorithm = self.run.algorithm
         pretraining = algorithm.pretraining
-        if pretraining is None or algorithm.num_timesteps or algorithm.update_progress is not None:
-            return  # an update has changed the critic since
+        has_trained = algorithm.num_timesteps > 0 or algorithm.update_progress is not None
+        if pretraining is None or has_trained:  # an update has changed the critic since
+            return
 
         for explained in algorithm.pretrain_critic(self.interruption):
             self.resume_point.mark()

@@ -2,9 +2,15 @@
 
 prompts   = env.reset()                  `group_size` episodes in a row have the same prompt
 episodes  = policy.generate(prompts)     [n, response_len]
-rewards   = env.play(episodes)           [n_tokens]; with dynamic sampling, groups with equal rewards are left out
+rewards   = env.play(episodes)           [n_tokens] task rewards; a reward of the whole text is at its last token
+                                         with dynamic sampling, groups with equal rewards are left out
 scores    = policy.score(episodes)       [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
 buffer.add(rewards minus KL penalty)     and, once all episodes are there, advantages and returns
+kl.step; record; prompt sampler          what depends on the rewards; then the next rollout may be generated ahead
+
+`n_tokens` counts the response tokens that the policy chose, its actions. `log_prob` is over the tokens that a mask
+allowed, `raw_log_prob` and `ref_log_prob` are over the whole vocabulary; without masks, the first two are equal.
+Algorithms without a critic replace the advantages (`GroupPolicyGradient.prepare_rollout`).
 """
 
 from __future__ import annotations
@@ -89,7 +95,7 @@ class RolloutCollector:
         ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
-        next_rollout: its first generation batches, if they are generated in the background.
+        next_rollout: generation batches of the next rollout that an engine generates during the update on this one.
         episode_infos: total reward, length and sample of each episode of the last rollout.
 
     Raises:
@@ -157,7 +163,7 @@ class RolloutCollector:
 
     @property
     def is_off_policy(self) -> bool:
-        """True if the episodes are of another policy, whose log-probs are their `behavior_log_prob`."""
+        """True if another policy generated the episodes; its log-probs are their `behavior_log_prob`."""
         if self._replay is not None:
             return self._replay.is_off_policy
         return self.policy.arguments.is_ahead
@@ -182,7 +188,7 @@ class RolloutCollector:
         updates_policy: bool = True,
         on_batch: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens.
+        """Fill an empty buffer with at least `n_tokens` tokens, or as many as the limit of dynamic sampling allows.
 
         Args:
             buffer: afterwards it has advantages and returns, too.
@@ -205,7 +211,7 @@ class RolloutCollector:
                 rollout = self._replay.next_rollout(updates_policy=updates_policy)
         self.episode_infos = rollout.episode_infos()
 
-        # The reward of each token, with the KL penalty if it is placed there; then advantages and returns.
+        # The reward of each token, with the KL penalty if `placement` is `reward`; then advantages and returns.
         rewards, kl_rewards = token_rewards(rollout, self.kl, norm_reward=self.options.norm_reward)
         has_reference = self.policy.has_reference
         for batch, batch_rewards in zip(rollout.batches, rewards, strict=True):
@@ -222,19 +228,19 @@ class RolloutCollector:
         buffer.compute_returns_and_advantage()
         info = rollout_statistics(rollout, kl_rewards if has_reference else None, has_critic=self.policy.has_critic)
 
-        # The coefficient moves after the rewards. The logged one is the one that is used: for rewards the old one;
-        # advantages and losses, in the update that follows, use the adapted one.
+        # The controller steps after the rewards are computed: `placement: reward` has used the old coefficient,
+        # `advantage` and `loss` use the new one in the update that follows. The one in use is logged.
         coeff = self.kl.coeff
         if updates_policy:
             self.kl.step(rollout.ref_log_ratio, rollout.lengths)
         info["rollout_info/kl_coeff"] = coeff if self.kl.placement == "reward" else self.kl.coeff
 
-        # The recorder comes first: it keeps the random generators as the rollout left them.
+        # The recorder comes first: it keeps the state of the random generators, from which what follows may draw.
         if self._recorder is not None:
             self._recorder.record(rollout)
         info |= engine_gaps(rollout, buffer, self.policy, self.ranks)
 
-        # The sampler learns from this rollout before the prompts of the next one are drawn.
+        # The prompt sampler learns from this rollout before the prompts of the next one are drawn.
         info |= update_sampler(rollout, self.env)
         if updates_policy and self.generates_ahead:
             self.next_rollout.start(n_batches=len(rollout.generated))
@@ -257,10 +263,10 @@ class RolloutCollector:
         """Generate a rollout of at least `n_tokens` tokens, if the limit of dynamic sampling allows it."""
         generated: list[RolloutBatch] = []
         kept: list[RolloutBatch] = []
-        limit = self.options.dynamic_sampling
-        n_generated = n_kept = 0
+        factor = self.options.dynamic_sampling
+        n_generated = n_kept = 0  # tokens
         while n_kept < n_tokens:
-            if limit is not None and n_generated >= limit * n_tokens:
+            if factor is not None and n_generated >= factor * n_tokens:
                 break
             if on_batch is not None:
                 on_batch()
@@ -270,7 +276,7 @@ class RolloutCollector:
 
             # Groups with equal rewards have advantages of 0: they would only make the update smaller (DAPO, arXiv
             # 2503.14476, section 3.2).
-            if limit is not None:
+            if factor is not None:
                 index = batch.groups_differ().nonzero().squeeze(1)
                 if not len(index):
                     continue
@@ -279,9 +285,13 @@ class RolloutCollector:
             n_kept += batch.episodes.n_tokens
         self.next_rollout.drop_rest()
 
-        # Scored in the batches that they were generated in: another padded width could change the last bit.
+        # If all groups were left out, the last batch stays: an update needs a rollout.
+        if not kept:
+            kept = generated[-1:]
+
+        # Batch by batch, as they were generated: another padded width could change the last bit of a score.
         batches = []
-        for batch in kept or generated[-1:]:
+        for batch in kept:
             with self._timed("score_s"):
                 batches.append(replace(batch, scores=self.score(batch.episodes)))
         return Rollout(batches, generated, updates_policy=updates_policy)
@@ -306,6 +316,8 @@ class RolloutCollector:
                     episodes = drawn.responses.result().to(self.policy.device)
                     if episodes.behavior_log_prob is None:
                         raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
+            # The episodes of a group share a prompt: `group_ids` compares their rewards, `prompt_rows` lets passes over
+            # them compute the prompt once.
             if self.options.group_size > 1:
                 rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.options.group_size
                 episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
@@ -348,7 +360,8 @@ class RolloutCollector:
         if self.traits.tokenizer is not None:
             arguments["tokenizer"] = self.traits.tokenizer
 
-        # If the policy's own distribution is sampled to its end, the log-probs of the sampling are those of the scores.
+        # Without temperature, top-k and the like, the sampled distribution is the policy's own, whose log-probs `score`
+        # computes anyway. Otherwise they are recorded while sampling.
         first = self.options.first_token_temperature
         is_other = self.policy.engine.external is not None or self.policy.samples_other_distribution
         if first is not None or self.options.record_log_prob or is_other:
@@ -414,7 +427,7 @@ class RolloutCollector:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that changes during a run."""
+        """Return the state that changes during a run; `next_rollout` has its own in a checkpoint."""
         return {
             "seeds": self.seeds.state_dict(),
             "kl": self.kl.state_dict(),

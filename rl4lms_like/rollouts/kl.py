@@ -2,7 +2,8 @@
 
 task reward r_t  ─────────────┐
 log_prob, ref_log_prob ─ kl_t ┴─ r_t - coeff * kl_t ─ advantages
-                           └─ mean over the rollout ─ controller ─ coeff of the next rollout
+                           └─ mean over the rollout ─ controller ─ new coeff: for this rollout's update (placements
+                              advantage and loss), and for the rewards of the next rollout
 
 This module does not import torch.
 """

@@ -35,11 +35,13 @@ class RolloutOptions:
     Args:
         norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals. They are
             not centred, because a constant per token would reward or penalise length.
-        bootstrap_truncated: add the critic's value after episodes that hit the length limit.
+        bootstrap_truncated: let returns and advantages of episodes that hit the length limit continue with the critic's
+            value after their last token.
         score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
         group_size: number of responses to each prompt.
-        dynamic_sampling: leave out groups whose rewards are all equal, and generate at most this many times the tokens
-            of a rollout. If all groups are left out, the last generation batch is kept. None keeps all groups.
+        dynamic_sampling: None keeps all groups. A number leaves out groups whose rewards are all equal, and generates
+            at most this many times the tokens of a rollout. If all groups are left out, the last generation batch is
+            kept.
         first_token_temperature: see `TextGenerator.generate`.
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
@@ -129,11 +131,13 @@ class RolloutBatch:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """All episodes between two updates.
+    """The episodes of one update.
 
     Args:
-        batches: generation batches, scored.
-        generated: the same batches, also with the groups that dynamic sampling left out.
+        batches: generation batches, scored, without the groups that dynamic sampling left out. Only these are trained
+            on and, if rollouts are kept on disk, recorded.
+        generated: every generation batch with all of its groups, not scored; in a replay the same as `batches`. Logged
+            rewards and the prompt sampler count these.
         updates_policy: False if no update of the policy follows, as in the critic's pretraining.
         is_replayed: True if it comes from disk, where an earlier run kept it.
     """
@@ -203,12 +207,17 @@ def token_rewards(
 
         r_t = task_t / std(episode totals) - coeff * KL_t        KL_t: an estimate of log pi(a_t) - log ref(a_t)
 
-    The KL penalty has one of three placements, and one further penalty is not part of these rewards:
+    The division needs `norm_reward`. The task's reward is at the token that the reward function gives it to: at the
+    last one for a reward of the whole text. The estimators of the KL are in `core.kl_estimators`. The penalty has one
+    of three placements (`alg.kl_div.placement`; with a critic only the first):
 
         reward       in r_t, here
-        advantage    in the advantage of the token alone: `GroupPolicyGradient.prepare_rollout`
-        loss         a term of the loss: `GroupPolicyGradient.loss`
-        overlong     critic-free algorithms subtract it from the totals of long episodes, after this: `prepare_rollout`
+        advantage    subtracted from the advantage of the token alone: `algorithms.policy_gradient`, `prepare_rollout`
+        loss         a term of the loss: `algorithms.policy_gradient`, `loss`
+
+    Two things are added later: algorithms without a critic subtract the penalty for overlong responses from the totals
+    of episodes (`algorithms.policy_gradient`, `_padded_rewards`), and with `bootstrap_truncated` the critic's value
+    continues the returns of episodes that hit the length limit (`RolloutCollector.collect`).
 
     Args:
         rollout: played and scored.
@@ -230,8 +239,7 @@ def token_rewards(
     rewards = []
     kl_rewards = []
     for batch in rollout.batches:
-        # Both log-probs are over the whole vocabulary, also where a mask restricts the sampling; the estimators are
-        # in `core.kl_estimators`.
+        # Both log-probs are over the whole vocabulary, also where a mask restricts the sampling.
         kl_reward = torch.zeros_like(batch.rewards)
         if kl.placement == "reward":
             scores = batch.known_scores()
@@ -246,7 +254,7 @@ def rollout_statistics(
 ) -> dict[str, float]:
     """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
 
-    Rewards are those of all generated episodes, all other numbers those of the episodes that are kept.
+    `ep_rew` and `reward/<part>` are of all generated episodes, all other numbers of the episodes that are kept.
 
     Args:
         rollout: played and scored.

@@ -104,7 +104,7 @@ class TextRollouts(_Mixin):
 
         self.hooks = RunHooks()
         self.update_progress: UpdateProgress | None = None
-        self._resumes_update = False
+        self._continues_update = False
 
         kwargs["rollout_buffer_class"] = EpisodeBuffer
         kwargs["rollout_buffer_kwargs"] = {
@@ -190,7 +190,7 @@ class TextRollouts(_Mixin):
 
         Args:
             iteration: number of completed iterations.
-            n_iterations: number of iterations of the run.
+            n_iterations: number of all iterations of the run.
             hooks: of a training loop, see `RunHooks`.
         """
         env = self._known_environment()
@@ -201,14 +201,14 @@ class TextRollouts(_Mixin):
         self.hooks = hooks or RunHooks()
         try:
             with blame_memory_errors_on("update"):  # the parts of a rollout have their own `blame_memory_errors_on`
-                # After `resume_update`, the rollout of the interrupted update is in the buffer.
-                if not self._resumes_update:
+                # After `continue_update_next`, the rollout of the interrupted update is in the buffer.
+                if not self._continues_update:
                     if self.num_timesteps == 0:
                         # So does `learn`. It uses up prompts, so without it the first ones would be others.
                         env.reset()
                     callback = self._init_callback(None)
                     self.collect_rollouts(env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps)
-                self._resumes_update = False
+                self._continues_update = False
 
                 self._current_progress_remaining = 1.0 - iteration / n_iterations
                 self.train()
@@ -220,11 +220,11 @@ class TextRollouts(_Mixin):
         """True if the rollout in the buffer has an update that can be resumed."""
         return self.update_progress is not None and self.update_progress.is_resumable
 
-    def resume_update(self) -> None:
-        """Let the next `learn_iteration` only finish the unfinished update, without a rollout."""
+    def continue_update_next(self) -> None:
+        """Let the next `learn_iteration` finish the unfinished update instead of collecting a rollout."""
         assert self.update_progress is not None
         self.update_progress.stage = UpdateStage.BETWEEN_STEPS
-        self._resumes_update = True
+        self._continues_update = True
 
     def end_update(self) -> None:
         """Forget the update that is finished: from here on, a run that ends resumes with the next rollout."""
