@@ -40,9 +40,10 @@ class CriticPretrainer:
             return False
 
         # A rollout whose returns are all equal has no explained variance (NaN): it is no progress.
-        known = [-math.inf if math.isnan(value) else value for value in self.explained]
-        best_before = max(known[: n_done - patience], default=-math.inf)
-        return max(known[n_done - patience :]) < best_before + self.settings.min_gain
+        before = [value for value in self.explained[: n_done - patience] if not math.isnan(value)]
+        last = [value for value in self.explained[n_done - patience :] if not math.isnan(value)]
+        best_before = max(before, default=-math.inf)
+        return max(last, default=-math.inf) < best_before + self.settings.min_gain
 
     def add(self, explained: float, n_tokens: int) -> None:
         """Count a rollout and the critic's passes over it."""
@@ -56,11 +57,14 @@ class CriticPretrainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the pretraining, in JSON's types."""
-        # JSON has no NaN.
-        explained = [None if math.isnan(value) else value for value in self.explained]
+        explained: list[float | None] = []
+        for value in self.explained:
+            explained.append(None if math.isnan(value) else value)  # JSON has no NaN
         return {"explained": explained, "n_tokens": self.n_tokens}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
-        self.explained = [math.nan if value is None else value for value in state["explained"]]
+        self.explained = []
+        for value in state["explained"]:
+            self.explained.append(math.nan if value is None else value)
         self.n_tokens = state["n_tokens"]

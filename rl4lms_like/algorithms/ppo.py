@@ -63,9 +63,9 @@ class PPO(OnPolicyTextAlgorithm):
             policy_loss = clipped_surrogate(
                 log_ratio,
                 minibatch.advantages,
-                options.clip_range,
-                options.clip_range_high,
-                options.dual_clip,
+                clip_range=options.clip_range,
+                clip_high=options.clip_range_high,
+                dual_clip=options.dual_clip,
             )
         else:
             # Actions outside the band have no loss and do not count: the mean is over those within it.

@@ -135,7 +135,14 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     check_prompts(samples, tokenizer, model_config)
 
     with blame_memory_errors_on("generation"):
-        env = build_env(config, tokenizer, components.reward_fn, pools["train"], model_config, ranks)
+        env = build_env(
+            config,
+            tokenizer,
+            reward_fn=components.reward_fn,
+            samples=pools["train"],
+            model_config=model_config,
+            ranks=ranks,
+        )
     with blame_memory_errors_on("loading"):
         algorithm = build_alg(config, env, ranks)
 
@@ -143,7 +150,16 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     set_n_threads(config, algorithm.policy)
-    return Run(config, tokenizer, samples, components.metrics, env, algorithm, max_prompt_length, ranks)
+    return Run(
+        config=config,
+        tokenizer=tokenizer,
+        samples=samples,
+        metrics=components.metrics,
+        env=env,
+        algorithm=algorithm,
+        max_prompt_length=max_prompt_length,
+        ranks=ranks,
+    )
 
 
 def build_env(

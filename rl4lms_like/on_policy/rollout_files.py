@@ -186,7 +186,7 @@ def _batch_of(tensors: dict[str, Tensor], described: dict[str, Any], device: tor
     scores = EpisodeScores(**groups["scores"])
     rewards = groups["rewards"][""]
     sample_ids = [str(sample_id) for sample_id in described["sample_ids"]]
-    batch = RolloutBatch(episodes, rewards, dict(groups["reward_parts"]), sample_ids, scores)
+    batch = RolloutBatch(episodes, rewards, reward_parts=groups["reward_parts"], sample_ids=sample_ids, scores=scores)
 
     flat = [batch.rewards, *scores, *batch.reward_parts.values()]
     if any(field.shape != (episodes.n_tokens,) for field in flat) or len(sample_ids) != episodes.n_episodes:

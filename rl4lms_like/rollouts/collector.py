@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -415,7 +416,7 @@ class RolloutCollector:
             by_process = self.ranks.gather(of_this_process())
         else:
             by_process = self.ranks.gather_from(of_this_process)
-        return [result for results in by_process for result in results]
+        return list(chain.from_iterable(by_process))
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:
