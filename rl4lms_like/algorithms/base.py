@@ -1,7 +1,7 @@
 """Base class of on-policy algorithms: epochs over a rollout, minibatches with one optimizer step each, micro-batches.
 
-    train    rollout ─ epochs ─ minibatches of whole episodes
-             minibatch ─ micro-batches ─ gradients, summed over processes ─ early stop ─ clip ─ step
+    train    rollout ─ epochs ─ minibatches of whole episodes; after the policy's epochs, the critic's alone
+             minibatch ─ prepare ─ micro-batches ─ gradients, summed over processes ─ early stop ─ clip ─ step
     loss     micro-batch ─> Objective: one number per action and term
 
 An algorithm defines its `loss`, and may override the methods listed at `OnPolicyTextAlgorithm`. Rollouts come from
@@ -86,7 +86,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         prepare_minibatch    what depends on a whole minibatch: normalised advantages, weights of its actions
         micro_losses         losses of the parts of a minibatch
         total_loss           the terms of the loss, added up
-        clip_and_step        clipping and the optimizer step; it calls `weights_change` first
+        clip_and_step        clipping; if all is finite, `weights_change` and the optimizer step
 
     and the properties `normalization` and `ratio_limits`, and `policy_defaults`.
 
@@ -280,8 +280,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
         self.guard.end_update(len(progress.steps))
 
-        # Means over the minibatches, with the one that ended the update. The gradient norms are logged also if it was
-        # the first one (its rollout is not of this policy): as NaN.
+        # Means over the minibatches, with the one that ended the update. If that was the first one, no gradient norm
+        # was computed: NaN is logged.
         norms = {name for name, _ in self._clipped_together()}
         self._record_means(progress.steps, [name for name in LOG_KEYS if name in progress.steps[0] or name in norms])
         self.logger.record("train/epochs", progress.epoch)

@@ -2,7 +2,7 @@
 
 ratio     pi(a_t | s_t) / pi_old(a_t | s_t)         pi_old: the policy of the rollout
 policy    -min(ratio A, clip(ratio, 1 - c, 1 + c') A)     c: clip_range, c': clip_range_high
-          or -ratio A of the actions whose ratio is in `ratio_band`
+          at most -dual_clip A where A < 0; or -ratio A of the actions whose ratio is in `ratio_band`
 value     (V - R)^2, optionally clipped around the values of the rollout
 entropy   -H, times ent_coef
 nll       -log pi of the actions of good episodes (VAPO), if `nll_coef` is not 0
@@ -31,7 +31,8 @@ SMALLEST_MEAN = 1e-30
 class PPO(OnPolicyTextAlgorithm):
     """PPO on whole episodes; its arguments are those of `PPOArguments`.
 
-    On the same rollouts its steps are equal to those of Stable-Baselines3's PPO.
+    On the same rollouts, with one learning rate and one norm of the gradient for policy and critic, its steps are equal
+    to those of Stable-Baselines3's PPO.
     """
 
     arguments_class = PPOArguments

@@ -29,8 +29,8 @@ class Objective(NamedTuple):
         log_ratio: `[n_actions]`, current log-prob minus log-prob in the rollout; detached.
         value: `[n_actions]`, the critic's error; None = there is no critic.
         entropy: `[n_actions]`, negative entropy; None = not computed.
-        kl: `[n_actions]`, KL penalty to the reference, with its coefficient; None = the penalty is part of the rewards,
-            or there is none.
+        kl: `[n_actions]`, KL penalty to the reference, with its coefficient; None = it is part of the rewards or
+            advantages, or there is none.
         nll: `[n_actions]`, weighted negative log-likelihood; None = not used.
         clipped: `[n_actions]`, 1 where the loss limits the ratio, else 0; None = determined from `log_ratio`.
     """
@@ -128,8 +128,9 @@ def action_weights(
 def weighted_mean(name: str, term: Tensor, weights: Tensor) -> Tensor:
     """Return the mean of a term over actions, weighted if the term is in `WEIGHTED`.
 
-    This is a mean, not a weighted sum, so that `token_mean` equals Stable-Baselines3's loss to the last bit. Even
-    rounding errors matter: where the exact gradient is 0, AdamW would turn them into full steps.
+    This is the mean of weight times term, not a sum divided by a sum of weights, so that `token_mean` equals
+    Stable-Baselines3's loss to the last bit. Even rounding errors matter: where the exact gradient is 0, AdamW would
+    turn them into full steps.
 
     Example:
         >>> term, weights = torch.tensor([1.0, 3.0]), torch.tensor([0.5, 1.5])

@@ -1,8 +1,8 @@
 """Point from which a run resumes: which parts a checkpoint has, who owns each, when it is captured and restored.
 
-    completed iterations ─ mark ─┐
-    steps of an update ─ mark_in_update ─┴─ the run ends ─ rescue ─> checkpoints/interrupted_00003
-                                            save_every ── write ──> checkpoints/iteration_00003
+    iterations, evaluations, critic's pretraining ─ mark ─┐
+                    steps of an update ─ mark_in_update ─┴─ the run ends ─ rescue ─> checkpoints/interrupted_00003
+                                                             save_every ── write ──> checkpoints/iteration_00003
 
     part          owner                           what it has
     trainer       OnPolicyTrainer                 completed iterations, finished evaluations
@@ -21,8 +21,8 @@
 `mark` captures the parts down to `files` as copies, `mark_in_update` replaces those that an update changes. Tensors are
 read only when a checkpoint is written: weights and optimizer, the rollout and logged numbers of an unfinished update,
 and the episodes of `ahead`. So they must still be those of the captured moment: whatever changes weights calls `clear`
-or sets a stage of the update that cannot be resumed (`UpdateStage`). What does not change (the reference model, a
-frozen base model, the samples) is not saved; digests of it are, with the config.
+or sets a stage of the update that cannot be resumed (`UpdateStage`). What does not change (a reference model
+that is not updated, a frozen base model, the samples) is not saved; digests of it are, with the config.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class CallbacksPart:
 
 
 class ResumePoint:
-    """State that a run resumes from, after a whole number of iterations or of steps of an update.
+    """State that a run resumes from: between two iterations, steps of an update, or rollouts of the pretraining.
 
     Args:
         run: returned by `assemble`.

@@ -4,10 +4,11 @@
     _iterate          rollout ─ update ─ callbacks ─ log ─ mark the state to resume from
 
 An iteration calls `learn_iteration` of the algorithm (`rollouts.text_rollouts`), which calls `RolloutCollector.collect`
-(`rollouts.collector`) and then `train` (`algorithms.base`). `on_policy.resume_point` has a table of what a checkpoint
-contains, who owns each part, and when it is captured.
+(`rollouts.collector`) and then `train` (`algorithms.base`). `on_policy.resume_point` has a table of the parts of a
+checkpoint and their owners, and says when they are captured.
 
-In the run's files, an epoch is the number of completed iterations: 0 before training, `n_iters` after it.
+In the run's files (not in `algorithms`, where it is a pass over a rollout), an epoch is the number of completed
+iterations: 0 before training, `n_iters` after it.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class OnPolicyTrainer:
             self._iterate()
             self._evaluate_and_save()
 
-        # The model before the last evaluation: a metric that fails must not cost it.
+        # Before the last evaluation: a metric that fails must not cost the model.
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):

@@ -5,12 +5,12 @@ episodes  = policy.generate(prompts)     [n, response_len]
 rewards   = env.play(episodes)           [n_tokens] task rewards; a reward of the whole text is at its last token
                                          with dynamic sampling, groups with equal rewards are left out
 scores    = policy.score(episodes)       [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
-buffer.add(rewards minus KL penalty)     and, once all episodes are there, advantages and returns
-kl.step; record; prompt sampler          what depends on the rewards; then the next rollout may be generated ahead
+buffer.add(rewards)                      minus the KL penalty if `placement` is `reward`; then advantages and returns
+kl.step, recorder, prompt sampler        from log-ratios and rewards; then the next rollout may be generated ahead
 
 `n_tokens` counts the response tokens that the policy chose, its actions. `log_prob` is over the tokens that a mask
-allowed, `raw_log_prob` and `ref_log_prob` are over the whole vocabulary; without masks, the first two are equal.
-Algorithms without a critic replace the advantages (`GroupPolicyGradient.prepare_rollout`).
+allowed, `raw_log_prob` and `ref_log_prob` are over the whole vocabulary; without masks `log_prob` equals
+`raw_log_prob`. Algorithms without a critic replace the advantages (`GroupPolicyGradient.prepare_rollout`).
 """
 
 from __future__ import annotations

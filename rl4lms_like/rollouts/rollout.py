@@ -136,8 +136,8 @@ class Rollout:
     Args:
         batches: generation batches, scored, without the groups that dynamic sampling left out. Only these are trained
             on and, if rollouts are kept on disk, recorded.
-        generated: every generation batch with all of its groups, not scored; in a replay the same as `batches`. Logged
-            rewards and the prompt sampler count these.
+        generated: every generation batch with all of its groups, not scored; in a replay the same as `batches`. The
+            logged `ep_rew`, `reward/<part>` and shares of groups, and the prompt sampler, are of these.
         updates_policy: False if no update of the policy follows, as in the critic's pretraining.
         is_replayed: True if it comes from disk, where an earlier run kept it.
     """
@@ -215,8 +215,8 @@ def token_rewards(
         advantage    subtracted from the advantage of the token alone: `algorithms.policy_gradient`, `prepare_rollout`
         loss         a term of the loss: `algorithms.policy_gradient`, `loss`
 
-    Two things are added later: algorithms without a critic subtract the penalty for overlong responses from the totals
-    of episodes (`algorithms.policy_gradient`, `_padded_rewards`), and with `bootstrap_truncated` the critic's value
+    Two things come later: algorithms without a critic add the penalty for overlong responses, 0 to -1, to the reward of
+    the last action (`algorithms.policy_gradient`, `_padded_rewards`), and with `bootstrap_truncated` the critic's value
     continues the returns of episodes that hit the length limit (`RolloutCollector.collect`).
 
     Args:
@@ -254,7 +254,8 @@ def rollout_statistics(
 ) -> dict[str, float]:
     """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
 
-    `ep_rew` and `reward/<part>` are of all generated episodes, all other numbers of the episodes that are kept.
+    `ep_rew`, `reward/<part>` and the shares of groups are of all generated episodes, all other numbers of those that
+    dynamic sampling did not leave out.
 
     Args:
         rollout: played and scored.
