@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Sample, response_text
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.splits import Splitting, names_of
-from rl4lms_like.data_pools.tables import LocatedRow, cell, csv_rows, json_line_rows, open_text, prompt_cell, texts_cell
+from rl4lms_like.data_pools.tables import (
+    LocatedRow,
+    cell,
+    csv_rows,
+    json_line_rows,
+    open_text,
+    prompt_cell,
+    texts_cell,
+    tools_cell,
+)
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.system.numbers import Count
@@ -40,6 +49,8 @@ class Columns:
         prompt_prefix: text prepended to every prompt.
         prompt_suffix: text appended to every prompt.
         last_message_as_reference: prompts are messages, of which the last one, the assistant's, is a reference.
+        tools_column: column with the tools that the model may call, for the chat template; default: with prompts that
+            are messages, `tools`, if there is one.
     """
 
     reference_column: str | list[str] | None = None
@@ -47,6 +58,7 @@ class Columns:
     prompt_prefix: str = ""
     prompt_suffix: str = ""
     last_message_as_reference: bool = False
+    tools_column: str | None = None
 
     def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
         """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`."""
@@ -62,26 +74,30 @@ class Columns:
             meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
 
             # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
+            whole_messages: dict[str, dict[str, Any]] = {}
             if self.last_message_as_reference:
-                prompt, reference = _without_last(prompt, f"{where}, column {prompt_column!r}")
+                prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
+                reference, whole_messages = response_text(last)
                 references.append(reference)
 
             # The number is that of the row in its file, so an id means the same row whatever the split ratios are.
             sample_id = f"{split}_{index}"
+            tools = tools_cell(row, self.tools_column, where, is_chat=not isinstance(prompt, str))
             if isinstance(prompt, str):
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(sample_id, text, references, meta_data or None)
+                yield Sample(sample_id, text, references, meta_data or None, tools=tools)
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
-                yield Sample.of_messages(sample_id, prompt, references, meta_data or None)
+                sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools)
+                yield replace(sample, response_messages=whole_messages)
 
 
-def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages before the last one, and its content."""
+def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the messages before the last one, and the last one."""
     if isinstance(prompt, str) or len(prompt) < 2 or prompt[-1]["role"] != "assistant":
         raise DataPoolError(f"{where}: last_message_as_reference needs messages, of which the last is the assistant's")
-    return prompt[:-1], prompt[-1]["content"]
+    return prompt[:-1], prompt[-1]
 
 
 @dataclass(frozen=True)

@@ -86,6 +86,7 @@ _ANY_TABLE: dict[str, Acts] = {
     "reference_column": Acts(["answer", "text"], samples),
     "meta_columns": Acts(["answer"], samples),
     "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
+    "tools_column": Acts("answer", samples, refused="expected a list of JSON objects"),
 }
 
 
@@ -174,6 +175,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "label_column": Acts("is_good", samples, others={"response_column": "chosen"}),
         "response_column": Acts("rejected", samples, others={"label_column": "is_good", "response_column": "chosen"}),
         "margin_column": Acts("chosen", samples),
+        "tools_column": Acts("chosen", samples, refused="expected a list of JSON objects"),
     },
     "text": {
         **_ANY_FILE,
