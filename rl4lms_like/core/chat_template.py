@@ -78,6 +78,14 @@ class ChatTemplate:
         rendered = self.render(messages, add_generation_prompt=True, tools=sample.tools, where=where)
         if sample.tools and rendered == self.render(messages, add_generation_prompt=True, where=where):
             raise self._not_written("the tools", where)
+
+        # Earlier calls, too: a supervised run learns all messages of the assistant. Their reasoning may be left out.
+        if any(message.get("tool_calls") for message in messages):
+            without_calls = []
+            for message in messages:
+                without_calls.append({key: value for key, value in message.items() if key != "tool_calls"})
+            if rendered == self.render(without_calls, add_generation_prompt=True, tools=sample.tools, where=where):
+                raise self._not_written("the `tool_calls` of the prompt", where)
         sample = replace(sample, messages=messages, rendered_prompt=rendered)
         return self._with_written_responses(sample) if sample.response_messages else sample
 

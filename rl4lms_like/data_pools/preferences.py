@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from rl4lms_like.core.sample import Preference, Sample, response_text
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
+from rl4lms_like.data_pools.formats import PROMPT, RowFormat
 from rl4lms_like.data_pools.hf_dataset import dataset_rows
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
@@ -26,7 +27,6 @@ from rl4lms_like.system.errors import DataPoolError, require_extra
 from rl4lms_like.system.wording import shown
 
 Messages: TypeAlias = "list[dict[str, Any]]"
-PROMPT = "prompt"  # default column of the prompt, if there is one
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -54,6 +54,12 @@ class PreferenceColumns:
     response_column: str = "response"
     margin_column: str | None = None
     tools_column: str | None = None
+
+    @property
+    def has_names(self) -> bool:
+        """True if columns of the prompt or of responses are named, so that the rows are not of a published format."""
+        unnamed = PreferenceColumns(margin_column=self.margin_column, tools_column=self.tools_column)
+        return self != unnamed
 
     def preferences(self, rows: Iterable[tuple[int, LocatedRow]], split: str) -> Iterator[Preference]:
         """Yield the preference of each numbered row; missing or unfit values are a `DataPoolError`."""
@@ -220,6 +226,7 @@ class PreferencePool(TextGenPool):
         split_names: dict[str, str] | None = None,
         divided_split: str | None = None,
         columns: PreferenceColumns,
+        row_format: RowFormat,
     ) -> TextGenPool:
         """Build the pool of a split.
 
@@ -244,6 +251,8 @@ class PreferencePool(TextGenPool):
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
 
         # An empty split is an error, unless it was asked for: preference runs may have no test split.
-        if files.is_left_out(split):
-            return cls(list(columns.preferences(rows, split)))
-        return cls.of(columns.preferences(rows, split), split, source)
+        formatted = row_format.read(rows, names_columns=columns.has_names, needs_pairs=True)
+        preferences = columns.preferences(formatted, split)
+        pool = cls(list(preferences)) if files.is_left_out(split) else cls.of(preferences, split, source)
+        pool.row_format = formatted.description
+        return pool

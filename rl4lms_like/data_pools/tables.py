@@ -91,6 +91,24 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
     return READERS[ending](file)
 
 
+def json_table_rows(file: Path) -> Iterator[LocatedRow]:
+    """Return the rows of a parquet file, of a JSON file with a list of objects, or of JSON Lines of any name.
+
+    Errors as `table_rows`.
+    """
+    ending = _ending(file)
+    if ending == "parquet":
+        return parquet_rows(file)
+    return json_rows(file) if ending == "json" and not _has_object_lines(file) else json_line_rows(file)
+
+
+def _has_object_lines(file: Path) -> bool:
+    """Return True if the first line that is not empty is a whole object, or there is none."""
+    with open_text(file) as lines:
+        first = next((line.strip() for line in lines if line.strip()), "")
+    return not first or (first.startswith("{") and first.endswith("}"))
+
+
 def _ending(file: Path) -> str:
     return file.name.lower().removesuffix(".gz").rpartition(".")[2]
 

@@ -158,6 +158,11 @@ def test_a_template_that_does_not_write_a_response_is_refused(message, key, tmp_
         supervised(tmp_path, [USER, message], chat_tokenizer(CHATML))
 
 
+def test_a_template_that_does_not_write_earlier_tool_calls_is_refused(tmp_path):
+    with raises_at("tokenizer.chat_template", mentions="does not write the `tool_calls` of the prompt"):
+        supervised(tmp_path, [USER, CALL, RESULT, ANSWER], chat_tokenizer(CHATML))
+
+
 def test_a_template_that_does_not_write_tools_is_refused(tmp_path):
     with raises_at("tokenizer.chat_template", mentions="does not write the tools of sample 'train_0'"):
         supervised(tmp_path, [USER, ANSWER], chat_tokenizer(CHATML), tools=TOOLS)
