@@ -10,8 +10,9 @@ writes after a message of the assistant ends a response.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -178,7 +179,7 @@ class ChatTemplate:
         """
         try:
             rendered = self.tokenizer.apply_chat_template(
-                self._with_contents(messages, tools),
+                self._readable(messages, tools),
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -195,21 +196,36 @@ class ChatTemplate:
 
         return str(rendered)
 
-    def _with_contents(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
-        """Return the messages with an empty text for contents that are None, if the template cannot read None."""
-        if all(message.get("content") is not None for message in messages):
-            return list(messages)
-        with_texts = [{**message, "content": message.get("content") or ""} for message in messages]
+    def _readable(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
+        """Return the messages with missing contents and arguments of tool calls in a form that the template can read.
 
-        # Older versions of transformers pass None on, which Jinja writes as "None": the model would learn this word.
-        # Newer ones remove the key. Some templates test for either, and differ for an empty text.
+        Contents are None, else an empty text. Arguments are objects, else JSON texts.
+        """
+        if not any(message.get("content") is None or message.get("tool_calls") for message in messages):
+            return list(messages)
+
+        # A template that encodes arguments as JSON would encode a text twice; one that joins texts fails for an object.
+        for convert in (_as_object, _as_text):
+            with_arguments = [_with_arguments(message, convert) for message in messages]
+            with_texts = [{**message, "content": message.get("content") or ""} for message in with_arguments]
+
+            # Older versions of transformers pass None on, which Jinja writes as "None": the model would learn this
+            # word. Newer ones remove the key. Some templates test for either, and differ for an empty text.
+            n_written = self._n_none(with_arguments, tools)
+            n_expected = self._n_none(with_texts, tools)
+            if n_written is not None and n_expected in (n_written, None):
+                return with_arguments
+            if n_expected is not None:
+                return with_texts
+        return list(messages)  # for the error of `render`
+
+    def _n_none(self, messages: Sequence[Message], tools: Tools) -> int | None:
+        """Return how often rendered messages have the text "None"; None if the template does not accept them."""
         arguments: Any = {"tools": list(tools) if tools else None, "tokenize": False}
         try:
-            n_written = str(self.tokenizer.apply_chat_template(list(messages), **arguments)).count("None")
-            n_expected = str(self.tokenizer.apply_chat_template(with_texts, **arguments)).count("None")
-        except Exception:  # templates may raise anything; `render` reports what still fails with texts
-            return with_texts
-        return list(messages) if n_written == n_expected else with_texts
+            return str(self.tokenizer.apply_chat_template(list(messages), **arguments)).count("None")
+        except Exception:  # templates may raise anything
+            return None
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -240,7 +256,7 @@ class ChatTemplate:
         encoded: Any
         if _MARKED.search(str(self.tokenizer.chat_template)):
             encoded = self.tokenizer.apply_chat_template(
-                self._with_contents(messages, tools),
+                self._readable(messages, tools),
                 tools=list(tools) if tools else None,
                 tokenize=True,
                 return_dict=True,
@@ -299,3 +315,30 @@ class ChatTemplate:
             has_ended = has_ended or id == self.end_of_turn or not is_written
             was_written = is_written
         return mask
+
+
+def _with_arguments(message: Message, convert: Callable[[Any], Any]) -> Message:
+    """Return a message with converted arguments of its tool calls."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
+        if "arguments" in function:
+            function = {**function, "arguments": convert(function["arguments"])}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):  # a text of another kind
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -76,6 +76,19 @@ def test_what_the_template_writes_of_a_message_is_learned(message, text, tmp_pat
     assert learned(tokenizer, row) == text + END
 
 
+@pytest.mark.parametrize("arguments", [{"town": "Ulm"}, '{"town": "Ulm"}'])
+@pytest.mark.parametrize(
+    "written", ["call.function.arguments | tojson", "call.function.arguments + ''", "call.function.arguments.items()"]
+)
+def test_arguments_of_calls_are_read_by_every_template(written, arguments, tmp_path):
+    tokenizer = chat_tokenizer(REASONING.replace("call.function | tojson", written))
+    function = {"name": "weather", "arguments": arguments}
+    (sample,) = supervised(tmp_path, [USER, CALL | {"tool_calls": [{"function": function}]}], tokenizer)
+    text = "dict_items([('town', 'Ulm')])" if "items" in written else '{"town": "Ulm"}'
+    assert f"<tool_call>\n{text}\n</tool_call>" in sample.references[0]
+    assert learned(tokenizer, encoder(tokenizer).encode([sample]).rows[0]) == sample.references[0] + END
+
+
 def test_the_reference_of_a_whole_message_is_what_the_model_is_to_write(tmp_path):
     tokenizer = chat_tokenizer(REASONING)
     (sample,) = supervised(tmp_path, [USER, THOUGHT], tokenizer)
