@@ -69,7 +69,8 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     # Tokenizer and samples are loaded when a section first needs them; one that fails is tried again by the next.
     silence_libraries()
     tokenizer = cache(partial(_tokenizer, config))
-    samples = cache(partial(_samples, config, tokenizer))
+    pools = cache(partial(_pools, config))
+    samples = cache(partial(_samples, config, pools, tokenizer))
     failures = _Failures()
 
     # From the config and those of the models, without data.
@@ -97,7 +98,8 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     with failures.collected():
         components = build_components(config)
     with failures.collected():
-        yield from _data(config, samples(), tokenizer=tokenizer, models=models, components=components)
+        formats = {split: getattr(pool, "row_format", None) for split, pool in (pools() or {}).items()}
+        yield from _data(config, samples(), formats, tokenizer=tokenizer, models=models, components=components)
 
     if full:
         yield "# resolved config\n" + resolved(config)
@@ -107,6 +109,7 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
 def _data(
     config: AnyConfig,
     samples: LocalSamples,
+    formats: Mapping[str, str | None],
     *,
     tokenizer: Callable[[], PreTrainedTokenizerBase],
     models: _Models | None,
@@ -121,6 +124,11 @@ def _data(
     rows = data_lines(samples)
     if models is not None:
         rows = data_lines(samples, models.tokenizer, models.max_prompt_length)
+    if len(set(formats.values())) == 1:
+        formats = {"all splits": formats["train"]}
+    for name, row_format in formats.items():
+        if row_format is not None:
+            rows.append((f"format of {name}", row_format))
     yield "# data\n" + _table(rows)
     if samples["train"][0].rendered_prompt is not None:
         yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))
@@ -226,12 +234,22 @@ def _tokenizer(config: AnyConfig) -> PreTrainedTokenizerBase:
     return build_tokenizer(with_embedded_models(config).tokenizer, local_files_only=True)
 
 
-def _samples(config: AnyConfig, tokenizer: Callable[[], PreTrainedTokenizerBase]) -> LocalSamples:
-    """Return the samples of all splits, or None if the data pool may read from a network."""
+def _pools(config: AnyConfig) -> Mapping[str, Any] | None:
+    """Return the data pools of all splits, or None if they may read from a network."""
     if not DATA_POOLS.resolve(config.datapool.id).is_local(**with_values(config.datapool.args)):
         return None
+    return build_datapools(config.datapool)
 
-    pools = build_datapools(config.datapool)
+
+def _samples(
+    config: AnyConfig,
+    local_pools: Callable[[], Mapping[str, Any] | None],
+    tokenizer: Callable[[], PreTrainedTokenizerBase],
+) -> LocalSamples:
+    """Return the samples of all splits, or None if the data pool may read from a network."""
+    pools = local_pools()
+    if pools is None:
+        return None
     with suppress(ModelError):  # the tokenizer is not on this machine; the section of the models says so
         pools = render_prompts(pools, config.tokenizer, tokenizer())
 

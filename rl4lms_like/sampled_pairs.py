@@ -331,6 +331,8 @@ def _append(
             "chosen_score": best.score,
             "rejected_score": worst.score,
         }
+        if sample.tools:
+            pair["tools"] = sample.tools
         lines.append(json.dumps(pair) + "\n")
         counts["pairs"] += 1
         for name, response in (("chosen", best), ("rejected", worst)):

@@ -24,6 +24,17 @@ MARKED = (
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}" + CHATML
 FORGETFUL = CHATML.replace("{{ message.content }}", "{{ message.content if loop.last else 'gone' }}")
 """Only the last message is kept."""
+REASONING = (
+    "{{ bos_token }}{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' and loop.last %}<think>\n{{ message.reasoning_content or '' }}\n</think>\n\n"
+    "{% endif %}{{ message.content or '' }}{% for call in message.tool_calls or [] %}<tool_call>\n"
+    "{{ call.function | tojson }}\n</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""The last message has its reasoning, which earlier ones lose, as with Qwen3; tools and their calls are written."""
+OPENS_REASONING = CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+"""A generated response begins within its reasoning, a given one does not, as with DeepSeek-R1."""
 PLAIN = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"

@@ -15,7 +15,7 @@ from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.sampled_pairs import write_pairs
 from rl4lms_like.system.errors import DataPoolError, RewardError
 from rl4lms_like.training.inputs import build_datapool, build_tokenizer, render_prompts
-from tests.chat_models import save_chat_model
+from tests.chat_models import REASONING, save_chat_model
 from tests.config_errors import raises_at
 from tests.configs import supervised_blocks
 from tests.judge_server import judge_server
@@ -170,7 +170,8 @@ def test_the_state_of_the_reward_is_kept(config, tmp_path):
 
 
 def test_prompts_of_messages_are_rendered_alike_in_the_preference_run(config, blocks, tmp_path):
-    chat = str(save_chat_model(tmp_path / "chat"))
+    chat = str(save_chat_model(tmp_path / "chat", REASONING))
+    tools = [{"type": "function", "function": {"name": "f"}}]
     messages = [
         [
             {"role": "user", "content": f"{n} films?"},
@@ -180,7 +181,7 @@ def test_prompts_of_messages_are_rendered_alike_in_the_preference_run(config, bl
         for n in range(4)
     ]
     rows = tmp_path / "turns.jsonl"
-    rows.write_text("".join(json.dumps({"turns": each}) + "\n" for each in messages))
+    rows.write_text("".join(json.dumps({"turns": each, "tools": tools}) + "\n" for each in messages))
     tokenizer = {"model_name": chat, "chat_template": True, "system_prompt": "Be brief."}
     pool = {
         "id": "jsonl",
@@ -192,6 +193,7 @@ def test_prompts_of_messages_are_rendered_alike_in_the_preference_run(config, bl
     found, _ = pairs(own, tmp_path / "pairs.jsonl")
     system = {"role": "system", "content": "Be brief."}
     assert found and all(pair["prompt"] in [[system, *each] for each in messages] for pair in found)
+    assert all(pair["tools"] == tools for pair in found)
     read = DATA_POOLS.get("preferences", {"split": "train", "data_files": {"train": str(tmp_path / "pairs.jsonl")}})
     pools = render_prompts(
         {"train": read, "all": build_datapool(own.datapool, "train")}, own.tokenizer, build_tokenizer(own.tokenizer)

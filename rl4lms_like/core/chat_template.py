@@ -10,14 +10,16 @@ writes after a message of the assistant ends a response.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import SPOKEN_KEYS, Sample
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
+from rl4lms_like.system.wording import beginning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 KEY = "tokenizer.chat_template"
 
 Message: TypeAlias = "dict[str, Any]"
-"""`role` and `content`; templates may read further keys."""
+"""`role` and `content`; templates may read further keys. The content is None if there are only tool calls."""
 
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 """The tag with which a template marks what the assistant writes."""
@@ -37,6 +39,10 @@ _CONTENT = "X7Q"
 def chat_template_issue(message: str) -> ConfigError:
     """Return an error about the chat template."""
     return ConfigError([ConfigIssue(KEY, message)])
+
+
+Tools: TypeAlias = "Sequence[dict[str, Any]] | None"
+"""Descriptions of functions that a model may call, as JSON schemas."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +75,103 @@ class ChatTemplate:
                 f"to; datapool.args.last_message_as_reference: true makes it the reference"
             )
 
-        rendered = self.render(messages, add_generation_prompt=True, where=f"sample {sample.id!r}")
-        return replace(sample, messages=messages, rendered_prompt=rendered)
+        where = f"sample {sample.id!r}"
+        rendered = self.render(messages, add_generation_prompt=True, tools=sample.tools, where=where)
+        if sample.tools and rendered == self.render(messages, add_generation_prompt=True, where=where):
+            raise self._not_written("the tools", where)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False, where: str = "") -> str:
+        # Earlier calls, too: a supervised run learns all messages of the assistant. Their reasoning may be left out.
+        if any(message.get("tool_calls") for message in messages):
+            without_calls = []
+            for message in messages:
+                without_calls.append({key: value for key, value in message.items() if key != "tool_calls"})
+            if rendered == self.render(without_calls, add_generation_prompt=True, tools=sample.tools, where=where):
+                raise self._not_written("the `tool_calls` of the prompt", where)
+        sample = replace(sample, messages=messages, rendered_prompt=rendered)
+        return self._with_written_responses(sample) if sample.response_messages else sample
+
+    def _with_written_responses(self, sample: Sample) -> Sample:
+        """Return the sample with the texts that the model is to write for responses that are whole messages."""
+        where = f"sample {sample.id!r}"
+        texts: dict[str, str] = {}
+        messages: dict[str, Message] = {}
+        for text, message in sample.response_messages.items():
+            turns = list(sample.messages or ())
+            rendered = self.render([*turns, message], tools=sample.tools, where=where)
+
+            # A tool call without its call would teach the model to end at once, and reasoning to leave it out.
+            for keys in SPOKEN_KEYS:
+                present = [key for key in keys if message.get(key)]
+                shortened = {key: value for key, value in message.items() if key not in keys}
+                if present and self.render([*turns, shortened], tools=sample.tools, where=where) == rendered:
+                    raise self._not_written(f"`{present[0]}` of the response", where)
+
+            # Other keys, such as the date of a message, may have no effect: then the response is its content.
+            plain = {"role": "assistant", "content": message["content"] or ""}
+            if self.render([*turns, plain], tools=sample.tools, where=where) == rendered:
+                texts[text] = plain["content"]
+                continue
+            prompt = self._prompt_before(rendered, turns, tools=sample.tools, where=where)
+            texts[text] = self._until_end_of_turn(rendered[len(prompt) :])
+            messages[texts[text]] = message
+        return sample.with_responses(texts, messages)
+
+    def _until_end_of_turn(self, text: str) -> str:
+        """Return the text up to the token that ends a turn."""
+        if self.end_of_turn is None:
+            return text
+        return text.partition(str(self.tokenizer.convert_ids_to_tokens(self.end_of_turn)))[0]
+
+    def _not_written(self, what: str, where: str) -> ConfigError:
+        return chat_template_issue(
+            f"the chat template of {self.tokenizer.name_or_path!r} does not write {what} of {where}; use a template "
+            f"that does, or remove them from the data"
+        )
+
+    def _prompt_before(self, rendered: str, messages: Sequence[Message], *, tools: Tools, where: str) -> str:
+        """Return the text from which a response is generated, with which its rendered conversation must begin.
+
+        Args:
+            rendered: the text of the messages and of the response.
+            messages: the messages before the response.
+            tools: the tools of the sample.
+            where: description of the messages for the error.
+
+        Raises:
+            ConfigError: the response is rendered after another text.
+        """
+        prompt = self.render(messages, add_generation_prompt=True, tools=tools, where=where)
+        if rendered.startswith(prompt):
+            return prompt
+
+        # Either only the beginning of the assistant's message is another one, or already the messages before it.
+        of = f" of {where}" if where else ""
+        name = f"the chat template of {self.tokenizer.name_or_path!r}"
+        before = self.render(messages, tools=tools, where=where)
+        if rendered.startswith(before) and prompt.startswith(before):
+            raise chat_template_issue(
+                f"{name} lets a generated response begin with {prompt[len(before) :]!r}, but writes the response{of} "
+                f"as {beginning(rendered[len(before) :])}; use a template that begins both in the same way"
+            )
+        raise chat_template_issue(
+            f"{name} renders the messages{of} differently when a message of the assistant follows, so its tokens "
+            f"cannot be found; use a template with {{% generation %}}"
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = False,
+        tools: Tools = None,
+        where: str = "",
+    ) -> str:
         """Return messages as text.
 
         Args:
             messages: the messages.
             add_generation_prompt: end with the beginning of the assistant's message.
+            tools: descriptions of functions that the model may call.
             where: description of the messages for the error.
 
         Raises:
@@ -85,7 +179,10 @@ class ChatTemplate:
         """
         try:
             rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=add_generation_prompt
+                self._readable(messages, tools),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as error:
             # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
@@ -99,6 +196,37 @@ class ChatTemplate:
 
         return str(rendered)
 
+    def _readable(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
+        """Return the messages with missing contents and arguments of tool calls in a form that the template can read.
+
+        Contents are None, else an empty text. Arguments are objects, else JSON texts.
+        """
+        if not any(message.get("content") is None or message.get("tool_calls") for message in messages):
+            return list(messages)
+
+        # A template that encodes arguments as JSON would encode a text twice; one that joins texts fails for an object.
+        for convert in (_as_object, _as_text):
+            with_arguments = [_with_arguments(message, convert) for message in messages]
+            with_texts = [{**message, "content": message.get("content") or ""} for message in with_arguments]
+
+            # Older versions of transformers pass None on, which Jinja writes as "None": the model would learn this
+            # word. Newer ones remove the key. Some templates test for either, and differ for an empty text.
+            n_written = self._n_none(with_arguments, tools)
+            n_expected = self._n_none(with_texts, tools)
+            if n_written is not None and n_expected in (n_written, None):
+                return with_arguments
+            if n_expected is not None:
+                return with_texts
+        return list(messages)  # for the error of `render`
+
+    def _n_none(self, messages: Sequence[Message], tools: Tools) -> int | None:
+        """Return how often rendered messages have the text "None"; None if the template does not accept them."""
+        arguments: Any = {"tools": list(tools) if tools else None, "tokenize": False}
+        try:
+            return str(self.tokenizer.apply_chat_template(list(messages), **arguments)).count("None")
+        except Exception:  # templates may raise anything
+            return None
+
     @cached_property
     def end_of_turn(self) -> int | None:
         """Id of the first special token after a message of the assistant; None if the template writes none."""
@@ -110,8 +238,16 @@ class ChatTemplate:
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         return next((id for id in ids if id in special), None)
 
-    def encode(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    def encode(
+        self, messages: Sequence[Message], *, tools: Tools = None, last_only: bool = False, where: str = ""
+    ) -> tuple[list[int], list[bool]]:
         """Return the ids of a conversation, and which of them the assistant writes: its messages with their end tokens.
+
+        Args:
+            messages: the conversation.
+            tools: descriptions of functions that the model may call.
+            last_only: the assistant's last message is enough; without marks, only its tokens are found.
+            where: description of the messages for the error.
 
         Raises:
             ConfigError: these tokens cannot be determined, because the rendered text of a message depends on the
@@ -120,41 +256,48 @@ class ChatTemplate:
         encoded: Any
         if _MARKED.search(str(self.tokenizer.chat_template)):
             encoded = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+                self._readable(messages, tools),
+                tools=list(tools) if tools else None,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
             )
             ids = encoded["input_ids"]
             return ids, self._until_ends(ids, list(map(bool, encoded["assistant_masks"])))
 
         # Without marks: the tokens whose characters are within a message of the assistant. A token that reaches over
         # the edge is not among them, since the template writes a part of it.
-        spans = self._assistant_spans(messages)
-        encoded = self.tokenizer(
-            self.render(messages), add_special_tokens=False, return_offsets_mapping=True, verbose=False
-        )
+        conversation = self.render(messages, tools=tools, where=where)
+        spans = self._assistant_spans(messages, conversation, tools=tools, last_only=last_only, where=where)
+        encoded = self.tokenizer(conversation, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         is_written = []
         for start, end in encoded["offset_mapping"]:
             is_written.append(any(first <= start and end <= last for first, last in spans))
         return encoded["input_ids"], self._until_ends(encoded["input_ids"], is_written)
 
-    def _assistant_spans(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
+    def _assistant_spans(
+        self, messages: Sequence[Message], conversation: str, *, tools: Tools, last_only: bool, where: str
+    ) -> list[tuple[int, int]]:
         """Return the first and the last character of each of the assistant's messages in the rendered text."""
-        conversation = self.render(messages)
         spans: list[tuple[int, int]] = []
         for index, message in enumerate(messages):
-            if message["role"] != "assistant":
+            if message["role"] != "assistant" or (last_only and index < len(messages) - 1):
                 continue
 
-            # The message is what the text of all messages so far has in addition to that of the ones before it. Some
-            # templates change earlier messages, for instance by removing their reasoning: then there is no such
+            # The message is what the text of all messages so far has in addition to that of the ones before it.
+            after = self.render(messages[: index + 1], tools=tools, where=where)
+            prompt = self._prompt_before(after, messages[:index], tools=tools, where=where)
+
+            # Some templates change earlier messages, for instance by removing their reasoning: then there is no such
             # difference.
-            before = self.render(messages[:index], add_generation_prompt=True)
-            after = self.render(messages[: index + 1])
-            if not (after.startswith(before) and conversation.startswith(after)):
+            if not conversation.startswith(after):
+                of = f" of {where}" if where else ""
                 raise chat_template_issue(
-                    f"the chat template of {self.tokenizer.name_or_path!r} renders a message differently when others "
-                    f"follow, so the assistant's tokens cannot be found; use a template with {{% generation %}}"
+                    f"the chat template of {self.tokenizer.name_or_path!r} renders message {index + 1}{of} "
+                    f"differently when others follow, so the assistant's tokens cannot be found; use a template with "
+                    f"{{% generation %}}, or data in which only the last message is the assistant's"
                 )
-            spans.append((len(before), len(after)))
+            spans.append((len(prompt), len(after)))
         return spans
 
     def _until_ends(self, ids: Sequence[int], written: list[bool]) -> list[bool]:
@@ -172,3 +315,30 @@ class ChatTemplate:
             has_ended = has_ended or id == self.end_of_turn or not is_written
             was_written = is_written
         return mask
+
+
+def _with_arguments(message: Message, convert: Callable[[Any], Any]) -> Message:
+    """Return a message with converted arguments of its tool calls."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = call.get("function", call)
+        if "arguments" in function:
+            function = {**function, "arguments": convert(function["arguments"])}
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls}
+
+
+def _as_object(arguments: Any) -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):  # a text of another kind
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

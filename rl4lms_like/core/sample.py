@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+SPOKEN_KEYS = (("reasoning_content", "reasoning", "thinking"), ("tool_calls",))
+"""Keys of an assistant's message with what the model is to write, besides `content`; names of the same together."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,9 @@ class Sample:
             has their contents, separated by empty lines.
         rendered_prompt: the prompt as the model reads it, rendered by a chat template with all special tokens; None
             without one, then the model reads `prompt_or_input_text`.
+        tools: descriptions of functions that the model may call, for the chat template; None if there are none.
+        response_messages: text of a response -> the assistant's message that it stands for. Responses that have
+            nothing but a content are not in it. Before a chat template has rendered the message, its text is JSON.
     """
 
     id: str
@@ -29,6 +36,8 @@ class Sample:
     meta_data: dict[str, Any] | None = None
     messages: list[dict[str, Any]] | None = None
     rendered_prompt: str | None = None
+    tools: list[dict[str, Any]] | None = None
+    response_messages: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of_messages(
@@ -37,10 +46,13 @@ class Sample:
         messages: Sequence[dict[str, Any]],
         references: Sequence[str] = (),
         meta_data: dict[str, Any] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`."""
-        # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them.
-        prompt = "\n\n".join(message["content"] for message in messages)
+        # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them. A
+        # message that only calls tools has no content.
+        contents = [message["content"] for message in messages]
+        prompt = "\n\n".join(content for content in contents if content is not None)
 
         return cls(
             id=id,
@@ -48,7 +60,17 @@ class Sample:
             references=list(references),
             meta_data=meta_data,
             messages=list(messages),
+            tools=list(tools) if tools else None,
         )
+
+    def response_message(self, text: str) -> dict[str, Any]:
+        """Return the assistant's message of one of the sample's responses."""
+        return self.response_messages.get(text, {"role": "assistant", "content": text})
+
+    def with_responses(self, texts: Mapping[str, str], messages: dict[str, dict[str, Any]]) -> Sample:
+        """Return the sample with other texts for some of its responses (old -> new), and with these messages."""
+        references = [texts.get(reference, reference) for reference in self.references]
+        return replace(self, references=references, response_messages=messages)
 
 
 @dataclass(frozen=True)
@@ -71,3 +93,25 @@ class Preference(Sample):
     def chosen(self) -> str | None:
         """The preferred (or good) response; None if the only response is a bad one."""
         return self.references[0] if self.references else None
+
+    def with_responses(self, texts: Mapping[str, str], messages: dict[str, dict[str, Any]]) -> Preference:
+        """Return the preference with other texts for some of its responses (old -> new), and with these messages."""
+        references = [texts.get(reference, reference) for reference in self.references]
+        rejected = None if self.rejected is None else texts.get(self.rejected, self.rejected)
+        return replace(self, references=references, rejected=rejected, response_messages=messages)
+
+
+def response_text(message: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Return the text of an assistant's message for a sample, and the entry of `response_messages` if it needs one.
+
+    Example:
+        >>> response_text({"role": "assistant", "content": "Yes."})
+        ('Yes.', {})
+    """
+    if set(message) == {"role", "content"} and message["content"] is not None:
+        return message["content"], {}
+
+    # What else is in it is only known to a chat template. Until then, the whole message is its text, so that two
+    # messages with the same content and different tool calls are not the same response.
+    text = json.dumps(message, ensure_ascii=False, default=str)
+    return text, {text: dict(message)}

@@ -29,7 +29,7 @@ DATA_POOLS = Registry(
         ),
         "sums": Entry(".sums:Sums", "sums of two numbers with their results"),
         "gsm8k": Entry(".gsm8k:Gsm8k", "word problems with their final answers, of local files (GSM8K)"),
-        "jsonl": Entry(".files:JsonlPool", "fields of a local JSON Lines file"),
+        "jsonl": Entry(".files:JsonlPool", "fields of a local file: JSON Lines, JSON or parquet"),
         "csv": Entry(".files:CsvPool", "columns of a local CSV or TSV file"),
         "text": Entry(".files:TextPool", "beginnings of the texts in a local plain-text file"),
         "hf_dataset": Entry(

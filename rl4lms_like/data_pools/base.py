@@ -35,6 +35,9 @@ class TextGenPool(ABC):
                 return cls.of(samples, split, path)
     """
 
+    row_format: str | None = None
+    """Published format in which the rows of a table were read, for `check`; None if there is none."""
+
     def __init__(self, samples: Sequence[Sample]) -> None:
         self._samples = list(samples)
 

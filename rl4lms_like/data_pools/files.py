@@ -1,4 +1,4 @@
-"""Pools of local files: JSON Lines, CSV and plain text, plain or gzip-compressed.
+"""Pools of local files: JSON, CSV, parquet and plain text, plain or gzip-compressed.
 
     row     {"question": "Why?", "answers": ["Because.", "So."], "topic": "cause"}
     sample  prompt from `prompt_column`, references from `reference_column`, meta_data from `meta_columns`
@@ -9,17 +9,27 @@ A dotted name selects a nested value: `translation.en` is `row["translation"]["e
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Sample
-from rl4lms_like.data_pools.base import TextGenPool, flattened
+from rl4lms_like.core.sample import Sample, response_text
+from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
+from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
 from rl4lms_like.data_pools.splits import Splitting, names_of
-from rl4lms_like.data_pools.tables import LocatedRow, cell, csv_rows, json_line_rows, open_text, prompt_cell, texts_cell
+from rl4lms_like.data_pools.tables import (
+    LocatedRow,
+    cell,
+    csv_rows,
+    json_table_rows,
+    open_text,
+    prompt_cell,
+    texts_cell,
+    tools_cell,
+)
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.system.numbers import Count
@@ -40,6 +50,8 @@ class Columns:
         prompt_prefix: text prepended to every prompt.
         prompt_suffix: text appended to every prompt.
         last_message_as_reference: prompts are messages, of which the last one, the assistant's, is a reference.
+        tools_column: column with the tools that the model may call, for the chat template; default: with prompts that
+            are messages, `tools`, if there is one.
     """
 
     reference_column: str | list[str] | None = None
@@ -47,9 +59,42 @@ class Columns:
     prompt_prefix: str = ""
     prompt_suffix: str = ""
     last_message_as_reference: bool = False
+    tools_column: str | None = None
 
-    def samples(self, rows: Iterable[tuple[int, LocatedRow]], prompt_column: str, split: str) -> Iterator[Sample]:
-        """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`."""
+    def pool(
+        self,
+        pool_class: type[Pool],
+        rows: Iterable[tuple[int, LocatedRow]],
+        row_format: RowFormat,
+        *,
+        prompt_column: str | None,
+        split: str,
+        source: str,
+    ) -> Pool:
+        """Return the pool of numbered rows: those of named columns, or of a published format.
+
+        Raises:
+            DataPoolError: neither a column nor a format gives the prompts, or a row does not fit.
+        """
+        formatted = row_format.read(rows, names_columns=prompt_column is not None, needs_names=True)
+        has_response = formatted.name != "columns"
+        samples = self.samples(formatted, prompt_column or PROMPT, split, has_response=has_response)
+        pool = pool_class.of(samples, split, source)
+        pool.row_format = formatted.description
+        return pool
+
+    def samples(
+        self,
+        rows: Iterable[tuple[int, LocatedRow]],
+        prompt_column: str,
+        split: str,
+        *,
+        has_response: bool = False,
+    ) -> Iterator[Sample]:
+        """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`.
+
+        With `has_response`, the rows are those of a published format, whose response is a reference.
+        """
         reference_columns = self.reference_column or []
         if isinstance(reference_columns, str):
             reference_columns = [reference_columns]
@@ -62,26 +107,35 @@ class Columns:
             meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
 
             # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
+            whole_messages: dict[str, dict[str, Any]] = {}
             if self.last_message_as_reference:
-                prompt, reference = _without_last(prompt, f"{where}, column {prompt_column!r}")
+                prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
+                reference, whole_messages = response_text(last)
                 references.append(reference)
+            elif has_response and row[RESPONSE] is not None:
+                response = row[RESPONSE]
+                if isinstance(response, Mapping):
+                    response, whole_messages = response_text(response)
+                references.append(response)
 
             # The number is that of the row in its file, so an id means the same row whatever the split ratios are.
             sample_id = f"{split}_{index}"
+            tools = tools_cell(row, self.tools_column, where, is_chat=not isinstance(prompt, str))
             if isinstance(prompt, str):
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(sample_id, text, references, meta_data or None)
+                yield Sample(sample_id, text, references, meta_data or None, tools=tools)
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
-                yield Sample.of_messages(sample_id, prompt, references, meta_data or None)
+                sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools)
+                yield replace(sample, response_messages=whole_messages)
 
 
-def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], str]:
-    """Return the messages before the last one, and its content."""
+def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the messages before the last one, and the last one."""
     if isinstance(prompt, str) or len(prompt) < 2 or prompt[-1]["role"] != "assistant":
         raise DataPoolError(f"{where}: last_message_as_reference needs messages, of which the last is the assistant's")
-    return prompt[:-1], prompt[-1]["content"]
+    return prompt[:-1], prompt[-1]
 
 
 @dataclass(frozen=True)
@@ -119,20 +173,28 @@ class DataFiles(Splitting):
 
 
 class JsonlPool(TextGenPool):
-    """Fields of a file with one JSON object per line."""
+    """Fields of a file with one JSON object per line, with a JSON list of objects (`.json`), or of a parquet file."""
 
     @classmethod
     @flattened
-    def prepare(cls, split: str, prompt_column: str, *, files: DataFiles, columns: Columns) -> TextGenPool:
+    def prepare(
+        cls,
+        split: str,
+        prompt_column: str | None = None,
+        *,
+        files: DataFiles,
+        columns: Columns,
+        row_format: RowFormat,
+    ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            prompt_column: the field that holds the prompt; `a.b` selects a nested field.
+            prompt_column: the field that holds the prompt; `a.b` selects a nested field. Required without a `format`.
             reference_column: one or more fields with references: a text, a list of texts or null.
             meta_columns: fields that are passed to rewards and metrics as `meta_info`.
         """
-        rows, source = files.rows(split, json_line_rows)
-        return cls.of(columns.samples(rows, prompt_column, split), split, source)
+        rows, source = files.rows(split, json_table_rows)
+        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
 
 class CsvPool(TextGenPool):
@@ -141,17 +203,24 @@ class CsvPool(TextGenPool):
     @classmethod
     @flattened
     def prepare(
-        cls, split: str, prompt_column: str, *, files: DataFiles, columns: Columns, delimiter: str | None = None
+        cls,
+        split: str,
+        prompt_column: str | None = None,
+        *,
+        files: DataFiles,
+        columns: Columns,
+        row_format: RowFormat,
+        delimiter: str | None = None,
     ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
-            prompt_column: the column that holds the prompt.
+            prompt_column: the column that holds the prompt. Required without a `format`.
             reference_column: one or more columns with one reference each.
             delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
         """
         rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
-        return cls.of(columns.samples(rows, prompt_column, split), split, source)
+        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
 
 class TextPool(TextGenPool):

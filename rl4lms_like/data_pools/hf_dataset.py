@@ -9,6 +9,7 @@ from typing import Any
 
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import Columns
+from rl4lms_like.data_pools.formats import RowFormat
 from rl4lms_like.data_pools.published import as_tables, fetching, saved_tables
 from rl4lms_like.data_pools.splits import SPLITS, Splitting, names_of
 from rl4lms_like.data_pools.tables import LocatedRow, refuse_devices
@@ -43,19 +44,21 @@ class HfDatasetPool(TextGenPool):
         cls,
         split: str,
         path: str,
-        prompt_column: str,
+        prompt_column: str | None = None,
         name: str | None = None,
         data_files: dict[str, str] | None = None,
         split_names: dict[str, str] | None = None,
         *,
         columns: Columns,
+        row_format: RowFormat,
         splitting: Splitting,
     ) -> TextGenPool:
         """Build the pool of a split.
 
         Args:
             path: hub id, folder written by `save_to_disk`, or a format (`json`, `csv`, `parquet`, `text`).
-            prompt_column: the column that holds the prompt; `a.b` selects a nested column.
+            prompt_column: the column that holds the prompt; `a.b` selects a nested column. Required without a
+                `format`.
             name: configuration of the dataset.
             data_files: the dataset's split -> file, if `path` is a format.
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
@@ -64,8 +67,7 @@ class HfDatasetPool(TextGenPool):
         rows, source = dataset_rows(
             split, path, name=name, data_files=data_files, split_names=split_names, splitting=splitting
         )
-
-        return cls.of(columns.samples(rows, prompt_column, split), split, source)
+        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
 
 def dataset_rows(

@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.core.sample import Preference, Sample, response_text
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
+from rl4lms_like.data_pools.formats import PROMPT, RowFormat
 from rl4lms_like.data_pools.hf_dataset import dataset_rows
-from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows
+from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError, require_extra
 from rl4lms_like.system.wording import shown
 
 Messages: TypeAlias = "list[dict[str, Any]]"
-PROMPT = "prompt"  # default column of the prompt, if there is one
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -43,6 +43,8 @@ class PreferenceColumns:
         response_column: with `label_column`: column with the response.
         margin_column: column with the number by which the better response should exceed the worse one in the rewards
             of a reward model.
+        tools_column: column with the tools that the model may call, for the chat template; default: with prompts that
+            are messages, `tools`, if there is one.
     """
 
     prompt_column: str | None = None
@@ -51,6 +53,13 @@ class PreferenceColumns:
     label_column: str | None = None
     response_column: str = "response"
     margin_column: str | None = None
+    tools_column: str | None = None
+
+    @property
+    def has_names(self) -> bool:
+        """True if columns of the prompt or of responses are named, so that the rows are not of a published format."""
+        unnamed = PreferenceColumns(margin_column=self.margin_column, tools_column=self.tools_column)
+        return self != unnamed
 
     def preferences(self, rows: Iterable[tuple[int, LocatedRow]], split: str) -> Iterator[Preference]:
         """Yield the preference of each numbered row; missing or unfit values are a `DataPoolError`."""
@@ -58,8 +67,7 @@ class PreferenceColumns:
             yield self._preference(f"{split}_{index}", row, where)
 
     def _preference(self, id: str, row: Mapping[str, Any], where: str) -> Preference:
-        is_implicit = self.prompt_column is None and PROMPT not in row
-        prompt, responses = self._prompt_and_responses(row, where, is_implicit=is_implicit)
+        prompt, responses, whole_messages = self._prompt_and_responses(row, where)
 
         # A pair has the better response first. A labelled row has one: the reference, or the rejected response.
         is_good = self.label_column is None or _label(row, self.label_column, where)
@@ -72,17 +80,23 @@ class PreferenceColumns:
             sample.prompt_or_input_text,
             references,
             messages=sample.messages,
+            tools=tools_cell(row, self.tools_column, where, is_chat=sample.messages is not None),
+            response_messages=whole_messages,
             rejected=rejected,
             margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
-            is_implicit=is_implicit,
+            is_implicit=self._is_implicit(row) and isinstance(prompt, str),
         )
 
+    def _is_implicit(self, row: Mapping[str, Any]) -> bool:
+        """Return True if no column has the prompt."""
+        return self.prompt_column is None and PROMPT not in row
+
     def _prompt_and_responses(
-        self, row: Mapping[str, Any], where: str, *, is_implicit: bool
-    ) -> tuple[str | Messages, list[str]]:
-        """Return the prompt, and both responses or the labelled one; `is_implicit`: no column has the prompt."""
+        self, row: Mapping[str, Any], where: str
+    ) -> tuple[str | Messages, list[str], dict[str, dict[str, Any]]]:
+        """Return the prompt, both responses or the labelled one, and the `response_messages` of the sample."""
         prompt: str | Messages | None = None
-        if not is_implicit:
+        if not self._is_implicit(row):
             prompt = prompt_cell(row, self.prompt_column or PROMPT, where)
 
         # Responses that are messages contain their prompt, which must be the same in all of them.
@@ -90,10 +104,16 @@ class PreferenceColumns:
         values = [prompt_cell(row, name, where) for name in names]
         prompts: list[str | Messages | None] = []
         responses: list[str] = []
+        whole_messages: dict[str, dict[str, Any]] = {}
         for name, value in zip(names, values, strict=True):
             prompt_of_response, response = _divided(value, prompt, f"{where}, column {name!r}")
             prompts.append(prompt_of_response)
-            responses.append(response)
+            if isinstance(response, str):
+                responses.append(response)
+            else:
+                text, of_text = response_text(response)
+                responses.append(text)
+                whole_messages |= of_text
         if prompts[-1] != prompts[0]:
             raise DataPoolError(f"{where}: the messages before the last one are not the same in both responses")
 
@@ -104,7 +124,7 @@ class PreferenceColumns:
                 raise DataPoolError(f"{where}: a response with a label needs a prompt; set prompt_column")
             prompt = common_beginning(*responses)
             responses = [response[len(prompt) :] for response in responses]
-        return prompt, responses
+        return prompt, responses, whole_messages
 
 
 def common_beginning(chosen: str, rejected: str) -> str:
@@ -127,8 +147,10 @@ def common_beginning(chosen: str, rejected: str) -> str:
     return beginning.rstrip()
 
 
-def _divided(value: str | Messages, prompt: str | Messages | None, where: str) -> tuple[str | Messages | None, str]:
-    """Return the prompt and the text of a response, which is a text or messages.
+def _divided(
+    value: str | Messages, prompt: str | Messages | None, where: str
+) -> tuple[str | Messages | None, str | dict[str, Any]]:
+    """Return the prompt, and a response that is a text or a message.
 
     Args:
         value: the response; messages may have the prompt before it.
@@ -144,7 +166,7 @@ def _divided(value: str | Messages, prompt: str | Messages | None, where: str) -
         raise DataPoolError(f"{where}: expected messages that end with one of the assistant, got {shown(value)}")
 
     before = value[:-1]
-    response = str(value[-1]["content"])
+    response = value[-1]
     if not before:
         if prompt is None:
             raise DataPoolError(f"{where}: there is no message before the response, and no prompt")
@@ -204,6 +226,7 @@ class PreferencePool(TextGenPool):
         split_names: dict[str, str] | None = None,
         divided_split: str | None = None,
         columns: PreferenceColumns,
+        row_format: RowFormat,
     ) -> TextGenPool:
         """Build the pool of a split.
 
@@ -228,6 +251,8 @@ class PreferencePool(TextGenPool):
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
 
         # An empty split is an error, unless it was asked for: preference runs may have no test split.
-        if files.is_left_out(split):
-            return cls(list(columns.preferences(rows, split)))
-        return cls.of(columns.preferences(rows, split), split, source)
+        formatted = row_format.read(rows, names_columns=columns.has_names, needs_pairs=True)
+        preferences = columns.preferences(formatted, split)
+        pool = cls(list(preferences)) if files.is_left_out(split) else cls.of(preferences, split, source)
+        pool.row_format = formatted.description
+        return pool

@@ -24,8 +24,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from rl4lms_like.core.sample import SPOKEN_KEYS
 from rl4lms_like.system.errors import DataPoolError, import_extra
 from rl4lms_like.system.wording import excerpt, shown
+
+TOOLS = "tools"
+"""Default column of the tools that a model may call, if there is one."""
 
 LocatedRow: TypeAlias = "tuple[str, Mapping[str, Any]]"
 """Location of a row (file and line), and the row: column -> value."""
@@ -85,6 +89,24 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
     if (ending := _ending(file)) not in READERS:
         raise DataPoolError(f"{file}: expected a file that ends with {', '.join('.' + known for known in READERS)}")
     return READERS[ending](file)
+
+
+def json_table_rows(file: Path) -> Iterator[LocatedRow]:
+    """Return the rows of a parquet file, of a JSON file with a list of objects, or of JSON Lines of any name.
+
+    Errors as `table_rows`.
+    """
+    ending = _ending(file)
+    if ending == "parquet":
+        return parquet_rows(file)
+    return json_rows(file) if ending == "json" and not _has_object_lines(file) else json_line_rows(file)
+
+
+def _has_object_lines(file: Path) -> bool:
+    """Return True if the first line that is not empty is a whole object, or there is none."""
+    with open_text(file) as lines:
+        first = next((line.strip() for line in lines if line.strip()), "")
+    return not first or (first.startswith("{") and first.endswith("}"))
 
 
 def _ending(file: Path) -> str:
@@ -260,11 +282,63 @@ def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dic
     if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         kinds = "text or messages (role, content)"
         raise DataPoolError(f"{where}, column {name!r}: expected {kinds}, got {shown(value)}")
-    return [dict(message) for message in messages]
+    return [_message(message, f"{where}, column {name!r}") for message in messages]
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, Mapping) and _is_text(value.get("role")) and _is_text(value.get("content"))
+    """Return True for a message with a content; the assistant's may have something else instead, such as tool calls."""
+    if not isinstance(value, Mapping) or not _is_text(value.get("role")):
+        return False
+    if value.get("content") is None:
+        return value["role"] == "assistant" and any(value.get(key) for keys in SPOKEN_KEYS for key in keys)
+    return _is_text(value["content"])
+
+
+def _message(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a message with all its keys, except for those without a value."""
+    # Tables give each row every key that any row has. Templates test whether a key is there.
+    message = {key: entry for key, entry in value.items() if entry is not None}
+    message.setdefault("content", None)
+    if "tool_calls" in message:
+        message["tool_calls"] = _dicts(message["tool_calls"], f"{where}: `tool_calls`")
+        if not message["tool_calls"]:
+            del message["tool_calls"]
+    return message
+
+
+def tools_cell(row: Mapping[str, Any], name: str | None, where: str, *, is_chat: bool) -> list[dict[str, Any]] | None:
+    """Return the tools in a column, a list of JSON objects or its text; else a `DataPoolError`.
+
+    Without a name, they are those of the column `tools`, if there is one and the prompt is a chat.
+    """
+    if name is None:
+        if not is_chat or TOOLS not in row:
+            return None
+        name = TOOLS
+    value = cell(row, name, where)
+    return None if value is None else _dicts(value, f"{where}, column {name!r}") or None
+
+
+def _dicts(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return a list of JSON objects, which may be a text; keys without a value, which tables fill in, are removed."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = _parsed(value, where)
+        except json.JSONDecodeError as error:
+            raise DataPoolError(f"{where}: not JSON: {error.msg}") from error
+    if value == "":
+        return []
+    if not isinstance(value, list) or not all(isinstance(entry, Mapping) for entry in value):
+        raise DataPoolError(f"{where}: expected a list of JSON objects, got {shown(value)}")
+    return [_without_nulls(entry) for entry in value]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    if isinstance(value, list):
+        return [_without_nulls(entry) for entry in value]
+    return value
 
 
 def _is_text(value: Any) -> bool:

@@ -36,6 +36,7 @@ from rl4lms_like.offline.assemble_supervised import (
 from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
+from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
@@ -332,4 +333,13 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
         n_in_training = train.n_tokens * growth["train"] * n_epochs * 3
         fraction = n_tokens / max(n_in_training, 1)
         lines.append(("reference", f"one forward pass over {n_tokens:,} tokens, about {fraction:.0%} of the training"))
+
+    if train.rows:
+        lines.append(("first example", ""))
+        lines += row_lines(
+            encoder.tokenizer,
+            train.rows[0],
+            has_language_model=arguments.has_language_model,
+            reads_labels=arguments.reads_labels,
+        )
     return lines

@@ -26,6 +26,7 @@ from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
+from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
@@ -365,13 +366,17 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
-    return [
+    lines = [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
         ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
     ]
+    if encoded.rows:
+        lines.append(("first example", ""))
+        lines += example_lines(encoder.tokenizer, encoded.rows[0], is_encoder_decoder=encoder.is_encoder_decoder)
+    return lines
 
 
 def check_model(config: OfflineConfig) -> None:

@@ -127,7 +127,7 @@ class ExampleEncoder:
         # such as a line break, which is not generated either.
         rows = []
         for sample, text in pairs:
-            ids, labels, n_prompt = self._conversation(sample, text)
+            ids, labels, n_prompt = self._conversation(sample, text, last_only=True)
             response_labels = labels[n_prompt:]
             n_written = response_labels.index(NOT_LEARNED) if NOT_LEARNED in response_labels else len(ids)
             rows.append(ids[n_prompt:][:n_written])
@@ -160,10 +160,14 @@ class ExampleEncoder:
                 n_cut += n_response < len(ids) - n_prompt
         return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
 
-    def _conversation(self, sample: Sample, reference: str) -> tuple[list[int], list[int], int]:
+    def _conversation(
+        self, sample: Sample, reference: str, *, last_only: bool = False
+    ) -> tuple[list[int], list[int], int]:
         """Return the ids and labels of a prompt with a reference, and the number of the prompt's tokens."""
-        turns = [*(sample.messages or ()), {"role": "assistant", "content": reference}]
-        ids, is_written = ChatTemplate(self.tokenizer).encode(turns)
+        turns = [*(sample.messages or ()), sample.response_message(reference)]
+        ids, is_written = ChatTemplate(self.tokenizer).encode(
+            turns, tools=sample.tools, last_only=last_only, where=f"sample {sample.id!r}"
+        )
 
         # Generation starts from the prompt alone. If a template rendered it in another way with a response, the model
         # would learn to continue texts that it never sees.

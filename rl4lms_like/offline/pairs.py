@@ -275,8 +275,8 @@ def _whole(encoder: ExampleEncoder, sample: Sample, response: str) -> list[int]:
         return list(tokenizer(text, verbose=False)["input_ids"])
 
     # A chat template writes the special tokens itself.
-    turns = [*(sample.messages or ()), {"role": "assistant", "content": response}]
-    text = ChatTemplate(tokenizer).render(turns, where=f"sample {sample.id!r}")
+    turns = [*(sample.messages or ()), sample.response_message(response)]
+    text = ChatTemplate(tokenizer).render(turns, tools=sample.tools, where=f"sample {sample.id!r}")
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

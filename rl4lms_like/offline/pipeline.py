@@ -20,7 +20,7 @@ from typing import Any
 from rl4lms_like.config.notices import Notice
 from rl4lms_like.config.run_config import PreferenceConfig, parse_config
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values, read_yaml
-from rl4lms_like.data_pools.preferences import PROMPT
+from rl4lms_like.data_pools.formats import PROMPT
 from rl4lms_like.offline.pipeline_file import LoraBlock, ModelBlock, Pipeline, PostTrainingBlock, TrainingBlock
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.ranks import is_distributed, n_processes

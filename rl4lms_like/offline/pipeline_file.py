@@ -13,7 +13,7 @@ from annotated_types import Ge, Lt, MinLen
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.algorithms.preference_arguments import Swapped
-from rl4lms_like.data_pools.preferences import PROMPT
+from rl4lms_like.data_pools.formats import PROMPT
 from rl4lms_like.data_pools.tables import READERS
 from rl4lms_like.system.numbers import Count, NonNegative, Positive, Seed, Whole
 

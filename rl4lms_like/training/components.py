@@ -203,7 +203,7 @@ def data_lines(
         rows.append((split, "; ".join(facts)))
 
     for sample in samples["train"][:N_PROMPTS]:
-        rows.append(("prompt", _shown(sample.prompt_or_input_text)))
+        rows.append(("prompt", shortened(sample.prompt_or_input_text)))
     return rows
 
 
@@ -235,7 +235,8 @@ def prompt_lengths(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase
     return f"{n_longer:,} prompts{scope} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
 
 
-def _shown(prompt: str) -> str:
-    if len(prompt) <= SHOWN_START + SHOWN_END:
-        return repr(prompt)
-    return f"{prompt[:SHOWN_START]!r} ... {prompt[-SHOWN_END:]!r}"
+def shortened(text: str) -> str:
+    """Return the `repr` of a text, of a long one of its beginning and its end."""
+    if len(text) <= SHOWN_START + SHOWN_END:
+        return repr(text)
+    return f"{text[:SHOWN_START]!r} ... {text[-SHOWN_END:]!r}"

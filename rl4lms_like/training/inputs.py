@@ -76,9 +76,9 @@ def render_prompts(
         }
     for split, pool in pools.items():
         for sample, _ in pool:
-            if sample.messages is not None:
-                message = f"the prompts of the data pool are messages ({sample.id!r} of {split!r}): set it to true"
-                raise chat_template_issue(message)
+            if sample.messages is not None or sample.response_messages or sample.tools:
+                what = "messages of the data pool, or its tools"
+                raise chat_template_issue(f"{what}, need it ({sample.id!r} of {split!r}): set it to true")
     return dict(pools)
 
 

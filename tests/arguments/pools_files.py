@@ -86,7 +86,36 @@ _ANY_TABLE: dict[str, Acts] = {
     "reference_column": Acts(["answer", "text"], samples),
     "meta_columns": Acts(["answer"], samples),
     "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
+    "tools_column": Acts("answer", samples, refused="expected a list of JSON objects"),
+    "format": Acts("alpaca", samples, refused="not both"),
 }
+
+
+def instructions(name: str) -> Place:
+    """A file or a folder with ten rows in the format of Alpaca."""
+    rows = [{"instruction": f"Add {number}.", "input": "1", "output": f"{number + 1}"} for number in range(10)]
+
+    def place(places: Places) -> str:
+        if name.endswith(".csv"):
+            lines = [",".join(row.values()) for row in [dict(zip(rows[0], rows[0], strict=True)), *rows]]
+            return places.file(name, "\n".join(lines))
+        if name.endswith(".json"):
+            return places.file(name, json.dumps(rows))
+
+        from datasets import Dataset, DatasetDict
+
+        folder = places.root / name
+        if not folder.is_dir():
+            DatasetDict({"train": Dataset.from_list(rows)}).save_to_disk(str(folder))
+        return str(folder)
+
+    return place
+
+
+def joined(name: str) -> Acts:
+    """The template of inputs, of rows that have some."""
+    names = ["prompt_column", "reference_column"]
+    return Acts("{input}: {instruction}", samples, others={"path": instructions(name)}, without=names)
 
 
 def _files(ending: str, first: str, second: str) -> dict[str, Acts | Silent]:
@@ -156,9 +185,10 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
             3, samples, others={"data_files": of_train(written("n.jsonl", _problems("n")))}, without=["path"]
         ),
     },
-    "jsonl": _tables("jsonl"),
+    "jsonl": {**_tables("jsonl"), "input_template": joined("instructions.json")},
     "csv": {
         **_tables("csv"),
+        "input_template": joined("instructions.csv"),
         "delimiter": Acts(";", samples, others={"path": _TWO_DELIMITERS}, without=["reference_column"]),
     },
     "preferences": {
@@ -174,6 +204,18 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "label_column": Acts("is_good", samples, others={"response_column": "chosen"}),
         "response_column": Acts("rejected", samples, others={"label_column": "is_good", "response_column": "chosen"}),
         "margin_column": Acts("chosen", samples),
+        "tools_column": Acts("chosen", samples, refused="expected a list of JSON objects"),
+        "format": Acts("hh", samples, refused="in their common beginning"),
+        "input_template": Acts(
+            "{input}: {instruction}",
+            samples,
+            others={
+                "path": written(
+                    "instructions_pairs.jsonl",
+                    '{"instruction": "Add 2.", "input": "1", "chosen": "3", "rejected": "4"}\n' * 10,
+                )
+            },
+        ),
     },
     "text": {
         **_ANY_FILE,
@@ -186,6 +228,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
     },
     "hf_dataset": {
         **{name: replace(row, others=_TWO_COLUMNS) for name, row in _ANY_TABLE.items()},
+        "input_template": joined("instructions"),
         "path": Acts(saved("two_columns", "train"), samples),
         "name": Acts("small", name_asked_for, others={"path": "owner/set"}),
         "data_files": Acts(

@@ -1,0 +1,298 @@
+"""Formats of published data sets, whose rows become prompts and responses.
+
+    sharegpt       {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}
+    alpaca         {"instruction": "Add the numbers.", "input": "2 and 2", "output": "4"}
+    hh             {"chosen": "Human: Why?  Assistant: So.", "rejected": "Human: Why?  Assistant: Hm."}
+    ultrafeedback  {"instruction": "Why?", "completions": [{"response": "So.", "overall_score": 8.0}, ...]}
+
+The turns of hh begin with two line breaks. A row gets the columns `prompt` and `response` and, of a preference,
+`chosen` and `rejected`; the others stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, TypeAlias
+
+from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, text_cell
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import shown
+
+FormatName: TypeAlias = Literal["columns", "sharegpt", "alpaca", "hh", "ultrafeedback"]
+Row: TypeAlias = "Mapping[str, Any]"
+
+PROMPT = "prompt"
+RESPONSE = "response"
+CHOSEN = "chosen"
+REJECTED = "rejected"
+
+INPUT_TEMPLATE = "{instruction}\n\n{input}"
+
+SIGNS: Mapping[str, str] = {
+    "sharegpt": "`conversations` with `from` and `value`",
+    "alpaca": "`instruction` with `output`, or with `chosen` and `rejected`",
+    "hh": f"`{CHOSEN}` and `{REJECTED}` begin with 'Human:' and have an 'Assistant:'",
+    "ultrafeedback": "`instruction` with `completions`",
+}
+"""Format -> how it is recognised."""
+
+_ROLES = {
+    **dict.fromkeys(("human", "user"), "user"),
+    **dict.fromkeys(("gpt", "assistant", "chatgpt", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("tool", "observation", "function_response"), "tool"),
+    "system": "system",
+}
+"""`from` of ShareGPT -> role of a message."""
+
+_NAME = re.compile(r"\{(instruction|input)\}")
+_HUMAN = "\n\nHuman:"
+_ASSISTANT = "\n\nAssistant:"
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Format of the rows of a table.
+
+    Args:
+        format: format of a published data set, instead of names of columns: `sharegpt`, `alpaca`, `hh` (Anthropic),
+            `ultrafeedback`; `columns`: none of these. Default: recognised by the first row if no names are given.
+        input_template: with the format `alpaca`: the prompt of a row with an input; without one, it is the instruction.
+    """
+
+    format: FormatName | None = None
+    input_template: str = INPUT_TEMPLATE
+
+    def read(
+        self,
+        rows: Iterable[tuple[int, LocatedRow]],
+        *,
+        names_columns: bool,
+        needs_names: bool = False,
+        needs_pairs: bool = False,
+    ) -> FormattedRows:
+        """Return numbered rows with the columns of this module.
+
+        Args:
+            rows: the rows of a table.
+            names_columns: the config names columns, so that no format is recognised.
+            needs_names: without a format, columns must be named.
+            needs_pairs: leave out rows without a preference.
+
+        Raises:
+            DataPoolError: the settings contradict each other; while iterating: a row is not of the format.
+        """
+        if names_columns and self.format not in (None, "columns"):
+            raise DataPoolError(f"set names of columns, or `format: {self.format}`, which has its own; not both")
+
+        if not {"instruction", "input"} <= set(_NAME.findall(self.input_template)):
+            raise DataPoolError(f"input_template: expected {{instruction}} and {{input}}, got {self.input_template!r}")
+
+        # The first row is read now, since the format must be known before the others.
+        rows = iter(rows)
+        first = next(rows, None)
+        is_recognised = self.format is None and not names_columns
+        name: str = self.format or "columns"
+        if first is not None:
+            rows = chain([first], rows)
+            if is_recognised:
+                name = recognised(first[1][1])
+            if self.input_template != INPUT_TEMPLATE and name != "alpaca":
+                raise DataPoolError(f"input_template has no effect on the format {name!r}; it is for alpaca")
+            if name == "columns" and needs_names and not names_columns:
+                _, (where, row) = first
+                known = ", ".join(CONVERTERS)
+                text = f"set prompt_column to one of {', '.join(row)}; no format ({known}) was recognised"
+                raise DataPoolError(f"{where}: {text}")
+        return FormattedRows(name, is_recognised, rows, self.input_template, needs_pairs)
+
+
+@dataclass
+class FormattedRows:
+    """Numbered rows of a format, and how many of them have no preference."""
+
+    name: str
+    is_recognised: bool
+    rows: Iterator[tuple[int, LocatedRow]]
+    input_template: str
+    needs_pairs: bool
+    n_without_pair: int = 0
+
+    def __iter__(self) -> Iterator[tuple[int, LocatedRow]]:
+        if self.name == "columns":
+            yield from self.rows
+            return
+        convert = CONVERTERS[self.name]
+        for index, (where, row) in self.rows:
+            converted = {**row, **convert(row, where, self.input_template)}
+
+            # Only answers with scores may have none: a single one, or all with the same score.
+            if self.needs_pairs and REJECTED in converted and converted[REJECTED] is None:
+                self.n_without_pair += 1
+                continue
+            yield index, (where, converted)
+
+    @property
+    def description(self) -> str | None:
+        """Name of the format and how it was chosen; None for columns. Rows left out are known after the last one."""
+        if self.name == "columns":
+            return None
+        how = f"recognised by {SIGNS[self.name]}; `format: columns` reads columns" if self.is_recognised else "set"
+        left_out = f"; {self.n_without_pair:,} rows without a preference left out" if self.n_without_pair else ""
+        return f"{self.name} ({how}){left_out}"
+
+
+def recognised(row: Row) -> str:
+    """Return the format of a row, `columns` if it is none of the published ones."""
+    # A table with this column has the prompt in it, whatever its others are.
+    if PROMPT in row:
+        return "columns"
+    turns = row.get("conversations")
+    first_turn = turns[0] if isinstance(turns, list) and turns else turns
+    has_turns = isinstance(first_turn, Mapping) and {"from", "value"} <= set(first_turn)
+    if has_turns and (CHOSEN not in row or isinstance(row[CHOSEN], Mapping)):
+        return "sharegpt"
+    if {"instruction", "completions"} <= set(row):
+        return "ultrafeedback"
+    if {"instruction", "output"} <= set(row) or {"instruction", CHOSEN, REJECTED} <= set(row):
+        return "alpaca"
+
+    dialogues = (row.get(CHOSEN), row.get(REJECTED))
+    if all(isinstance(text, str) and text.startswith(_HUMAN) and _ASSISTANT in text for text in dialogues):
+        return "hh"
+    return "columns"
+
+
+# --- converters: the new columns of a row -----------------------------------------------------------------------------
+
+
+def _of_sharegpt(row: Row, where: str, _: str) -> dict[str, Any]:
+    turns = dict_rows(cell(row, "conversations", where), ["from", "value"], where)
+    if not isinstance(turns, list):
+        raise DataPoolError(f"{where}, column 'conversations': expected a list of turns, got {shown(turns)}")
+    messages = [_message_of_turn(turn, f"{where}, column 'conversations'") for turn in turns]
+    if row.get("system"):
+        messages.insert(0, {"role": "system", "content": text_cell(row, "system", where)})
+
+    # Of a preference, the conversation is the prompt; otherwise, its last message is the response.
+    if CHOSEN in row:
+        converted: dict[str, Any] = {PROMPT: messages, RESPONSE: None}
+        for name in (CHOSEN, REJECTED):
+            converted[name] = [_message_of_turn(cell(row, name, where), f"{where}, column {name!r}")]
+        converted[RESPONSE] = converted[CHOSEN][0]
+        return converted
+    response = None
+    if messages and messages[-1]["role"] == "assistant":
+        response = messages.pop()
+    if not messages:
+        raise DataPoolError(f"{where}, column 'conversations': there is no turn before a response")
+    return {PROMPT: messages, RESPONSE: response}
+
+
+def _message_of_turn(turn: Any, where: str) -> dict[str, Any]:
+    sender = turn.get("from") if isinstance(turn, Mapping) else None
+    if not isinstance(sender, str) or sender not in _ROLES:
+        roles = ", ".join(_ROLES)
+        raise DataPoolError(f"{where}: expected turns with `value` and `from` ({roles}), got {shown(turn)}")
+    text = text_cell(turn, "value", where)
+    if sender != "function_call":
+        return {"role": _ROLES[sender], "content": text}
+
+    # One call, or a list of them, as JSON: {"name": ..., "arguments": {...}}.
+    try:
+        calls = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataPoolError(f"{where}: a function_call is not JSON: {error}") from error
+    if not isinstance(calls, list):
+        calls = [calls]
+    if not calls or not all(isinstance(call, dict) and isinstance(call.get("name"), str) for call in calls):
+        raise DataPoolError(f"{where}: expected a function_call with `name` and `arguments`, got {shown(text)}")
+    tool_calls = [{"type": "function", "function": call} for call in calls]
+    return {"role": "assistant", "content": None, "tool_calls": tool_calls}
+
+
+def _of_alpaca(row: Row, where: str, input_template: str) -> dict[str, Any]:
+    prompt: Any = text_cell(row, "instruction", where)
+    input_text = text_cell(row, "input", where) if row.get("input") else ""
+    if input_text.strip():
+        # Each name is replaced once: the texts may have braces of their own, which `str.format` would read.
+        values = {"instruction": prompt, "input": input_text}
+        prompt = _NAME.sub(lambda match: values[match[1]], input_template)
+
+    # Some tables have earlier turns, as pairs of instruction and answer, or a system message.
+    messages = []
+    if row.get("system"):
+        messages.append({"role": "system", "content": text_cell(row, "system", where)})
+    for turn in row.get("history") or ():
+        if not isinstance(turn, list | tuple) or len(turn) != 2 or not all(isinstance(text, str) for text in turn):
+            raise DataPoolError(f"{where}, column 'history': expected pairs of texts, got {shown(turn)}")
+        messages += [{"role": "user", "content": turn[0]}, {"role": "assistant", "content": turn[1]}]
+    if messages:
+        prompt = [*messages, {"role": "user", "content": prompt}]
+    response = CHOSEN if "output" not in row and CHOSEN in row else "output"
+    return {PROMPT: prompt, RESPONSE: text_cell(row, response, where)}
+
+
+def _of_hh(row: Row, where: str, _: str) -> dict[str, Any]:
+    chosen, rejected = (text_cell(row, name, where) for name in (CHOSEN, REJECTED))
+    prompt = common_turns(chosen, rejected)
+    if not prompt:
+        raise DataPoolError(f"{where}: both texts have no {_ASSISTANT!r} in their common beginning")
+    responses = {CHOSEN: chosen[len(prompt) :], REJECTED: rejected[len(prompt) :]}
+    return {PROMPT: prompt, RESPONSE: responses[CHOSEN], **responses}
+
+
+def common_turns(chosen: str, rejected: str) -> str:
+    """Return the common beginning of two dialogues, up to the last turn of the assistant that begins in it."""
+    n_equal = min(len(chosen), len(rejected))
+    for index, (left, right) in enumerate(zip(chosen, rejected, strict=False)):
+        if left != right:
+            n_equal = index
+            break
+    start = chosen[:n_equal].rfind(_ASSISTANT)
+    return "" if start < 0 else chosen[: start + len(_ASSISTANT)]
+
+
+def _of_ultrafeedback(row: Row, where: str, _: str) -> dict[str, Any]:
+    completions = cell(row, "completions", where)
+    if isinstance(completions, Mapping):
+        completions = dict_rows(completions, list(completions), where)
+    if not isinstance(completions, list) or not all(isinstance(entry, Mapping) for entry in completions):
+        raise DataPoolError(f"{where}, column 'completions': expected a list of objects, got {shown(completions)}")
+
+    # The mean of the ratings, if there is one: `overall_score` has known errors (10 instead of 1).
+    scored = []
+    for completion in completions:
+        score = _score(completion)
+        if score is not None:
+            scored.append((score, text_cell(completion, "response", f"{where}, column 'completions'")))
+    best = max(scored, key=lambda pair: pair[0], default=None)
+    worst = min(scored, key=lambda pair: pair[0], default=None)
+
+    converted: dict[str, Any] = {PROMPT: text_cell(row, "instruction", where), RESPONSE: best[1] if best else None}
+    if best is None or worst is None or best[0] == worst[0]:
+        return converted | {CHOSEN: None, REJECTED: None}
+    return converted | {CHOSEN: best[1], REJECTED: worst[1], "margin": best[0] - worst[0]}
+
+
+def _score(completion: Row) -> float | None:
+    for name in ("fine-grained_score", "overall_score"):
+        try:
+            score = float(completion[name])
+        except (KeyError, TypeError, ValueError):
+            continue
+        if abs(score) < float("inf"):  # False for NaN
+            return score
+    return None
+
+
+CONVERTERS: Mapping[str, Callable[[Row, str, str], dict[str, Any]]] = {
+    "sharegpt": _of_sharegpt,
+    "alpaca": _of_alpaca,
+    "hh": _of_hh,
+    "ultrafeedback": _of_ultrafeedback,
+}
+"""Format -> function of a row, its location and the template of inputs, which returns the new columns."""
