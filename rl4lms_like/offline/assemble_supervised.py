@@ -29,7 +29,7 @@ from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
-from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
@@ -175,6 +175,8 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
     # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
     with seeded(derived_seed(config.seed, "adapters"), model.device):
         add_lora(model, config.alg.peft, dropout=dropout)
+    if not config.alg.merge_on_save:
+        require_stackable(model)
 
 
 def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
