@@ -262,9 +262,14 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
             text = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
             raise ConfigError([ConfigIssue("env.args", f"{text}response {response}): reduce these lengths")])
 
+        # Only the model itself writes the responses of evaluations, which may be longer than those of rollouts.
         limit = longest_independent_of_batch(network)
-        if limit is not None and needed > limit:
-            text = f"{_NETWORKS[key]} may need {needed} tokens (max_prompt_length {prompt}, response {response}): "
+        if limit is None:
+            continue
+        longest = max(response, _evaluated_length(config, network)) if key == "model_name" else response
+        needed = max(prompt, longest) if network.is_encoder_decoder else prompt + longest
+        if needed > limit:
+            text = f"{_NETWORKS[key]} may need {needed} tokens (max_prompt_length {prompt}, response {longest}): "
             raise ConfigError([ConfigIssue("env.args", text + dependence_on_batch(limit))])
     return prompt, response
 
@@ -289,3 +294,17 @@ def response_length(config: RunConfig, network: PretrainedConfig) -> int:
         is_encoder_decoder=bool(network.is_encoder_decoder),
     )
     return int(asked["max_new_tokens"])
+
+
+def _evaluated_length(config: RunConfig, network: PretrainedConfig) -> int:
+    """Return the maximum response length of evaluations in tokens, which `max_episode_length` does not limit."""
+    generation_kwargs = config.train_evaluation.generation_kwargs
+    if generation_kwargs is None:
+        generation_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
+    arguments = generate_arguments(
+        generation_kwargs,
+        max_new_tokens=None,
+        eos_token_ids=(),
+        is_encoder_decoder=bool(network.is_encoder_decoder),
+    )
+    return int(arguments["max_new_tokens"])

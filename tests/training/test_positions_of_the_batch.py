@@ -31,6 +31,13 @@ def check(config):
     return "".join(preview(config))
 
 
+def n_tokens(row):
+    """Return the length of an example, or of the longer text of a pair."""
+    if "input_ids" in row:
+        return len(row["input_ids"])
+    return len(row["prompt"]) + max(len(response) for response in row["responses"])
+
+
 @pytest.fixture
 def model_of(tmp_path, tiny_tokenizer):
     """Make a model whose texts are independent of their batch up to a length."""
@@ -63,6 +70,16 @@ def test_rl_runs_are_refused_by_the_lengths_of_their_config(rope, model_of, tiny
                 build(parse_config(tiny_config))
 
 
+def test_responses_of_evaluations_count_too(model_of, tiny_config):
+    folder = str(model_of("longrope", 24))
+    tiny_config["tokenizer"]["model_name"] = tiny_config["alg"]["policy"]["args"]["model_name"] = folder
+    tiny_config["train_evaluation"]["generation_kwargs"] = {"do_sample": False, "max_new_tokens": 8}
+    assemble(parse_config(tiny_config))
+    tiny_config["train_evaluation"]["generation_kwargs"]["max_new_tokens"] = 9
+    with raises_at("env.args", mentions="25 tokens"):
+        assemble(parse_config(tiny_config))
+
+
 def test_a_reference_with_such_positions_is_refused(model_of, tiny_config, tmp_path, tiny_gpt2_dir):
     tiny_config["alg"]["policy"]["args"]["reference_model"] = str(model_of("longrope", 20))
     with raises_at("env.args", mentions="the reference"):
@@ -83,7 +100,7 @@ def test_offline_runs_are_refused_by_the_lengths_of_their_texts(id, rope, model_
 
     # The longest text that this run trains on, and the longest that it may generate.
     run = ASSEMBLE[id](parse_config(mapping_of(model_of(rope, 256))))
-    longest = max(run.examples[split].longest(is_encoder_decoder=False) for split in run.examples)
+    longest = max(n_tokens(row) for of_split in run.examples.values() for row in of_split.rows)
     if run.generator is not None:
         prompts = [run.tokenizer(sample.prompt_or_input_text)["input_ids"] for sample in run.samples["val"]]
         longest = max(longest, max(map(len, prompts)) + 8)
