@@ -32,6 +32,7 @@ from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
+from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
@@ -109,7 +110,14 @@ def n_tokens(network: PretrainedConfig) -> int:
 def check_vocabulary(
     tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, tokenizer_name: str, model_name: str
 ) -> None:
-    """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed."""
+    """Raise a `ModelError` if the tokenizer has tokens that the model cannot embed, or there are two vocabularies."""
+    # FSMT and Marian can have one vocabulary for prompts and another one for responses.
+    n_source = getattr(model_config, "src_vocab_size", None) or model_config.get_text_config().vocab_size
+    n_target = getattr(model_config, "decoder_vocab_size", None) or n_tokens(model_config)
+    if n_source != n_target:
+        text = f"the model {model_name!r} has {n_source} tokens in prompts and {n_target} in responses"
+        raise ModelError(f"{text}: only models with one vocabulary for both are supported")
+
     vocab_size = n_tokens(model_config)
     if len(tokenizer) > vocab_size:
         text = (
@@ -242,7 +250,8 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
     """Return the maximum lengths of prompt and response in tokens, after a check against the networks' positions.
 
     Raises:
-        ConfigError: a network has fewer positions than they need, or no limit of the prompt length is known.
+        ConfigError: a network has fewer positions than they need, its log-probs would depend on the batch, or no limit
+            of the prompt length is known.
     """
     prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
     for key, network in networks.items():
@@ -252,6 +261,16 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
             what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
             text = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
             raise ConfigError([ConfigIssue("env.args", f"{text}response {response}): reduce these lengths")])
+
+        # Only the model itself writes the responses of evaluations, which may be longer than those of rollouts.
+        limit = longest_independent_of_batch(network)
+        if limit is None:
+            continue
+        longest = max(response, _evaluated_length(config, network)) if key == "model_name" else response
+        needed = max(prompt, longest) if network.is_encoder_decoder else prompt + longest
+        if needed > limit:
+            text = f"{_NETWORKS[key]} may need {needed} tokens (max_prompt_length {prompt}, response {longest}): "
+            raise ConfigError([ConfigIssue("env.args", text + dependence_on_batch(limit))])
     return prompt, response
 
 
@@ -275,3 +294,17 @@ def response_length(config: RunConfig, network: PretrainedConfig) -> int:
         is_encoder_decoder=bool(network.is_encoder_decoder),
     )
     return int(asked["max_new_tokens"])
+
+
+def _evaluated_length(config: RunConfig, network: PretrainedConfig) -> int:
+    """Return the maximum response length of evaluations in tokens, which `max_episode_length` does not limit."""
+    generation_kwargs = config.train_evaluation.generation_kwargs
+    if generation_kwargs is None:
+        generation_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
+    arguments = generate_arguments(
+        generation_kwargs,
+        max_new_tokens=None,
+        eos_token_ids=(),
+        is_encoder_decoder=bool(network.is_encoder_decoder),
+    )
+    return int(arguments["max_new_tokens"])

@@ -26,6 +26,7 @@ from rl4lms_like.offline.assemble_supervised import (
     SupervisedRun,
     add_adapters,
     check_best_metric,
+    check_independence,
     config_to_plan,
     head_modules,
     load_encoder,
@@ -78,6 +79,9 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     samples_read = used(prepared.samples, config)
     examples = {split: encode(arguments, encoder, samples, config) for split, samples in samples_read.items()}
     check_best_metric(config, samples_read["val"])
+    networks = _networks(config, prepared.model_config, arguments)
+    generates = has_language_model and config.train_evaluation.generate
+    check_independence(config, networks, encoder, examples, prepared.samples, generates=generates)
 
     # The head of a reward model is not part of the adapters: PEFT freezes it with the rest, and it is trained whole.
     model, dropout_rates = _load(config, prepared.model_config, arguments)
@@ -90,7 +94,6 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     objective = _objective(config, arguments, model, encoder)
     objective.ranks = ranks
     set_n_threads(config, model)
-    generates = has_language_model and config.train_evaluation.generate
     return SupervisedRun(
         config=config,
         tokenizer=encoder.tokenizer,
@@ -202,6 +205,15 @@ def _objective(
     return objective
 
 
+def _networks(config: PreferenceConfig, model_config: PretrainedConfig, arguments: Any) -> dict[str, PretrainedConfig]:
+    """Return the configs of the models that read the data, by the keys that name them."""
+    networks = {"alg.model_name": model_config}
+    reference_model = getattr(arguments, "reference_model", None)
+    if reference_model not in (None, config.alg.model_name):
+        networks["alg.args.reference_model"] = load_model_config(reference_model)
+    return networks
+
+
 def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
     """Return the reader of a language model, after the checks of a policy.
 
@@ -300,7 +312,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     lines = [("objective", first_line)]
     lines += [("", line) for line in more_lines]
 
-    encoder = load_encoder(config)[-1]
+    model_config, _, encoder = load_encoder(config)
     check_end_token(arguments, encoder)
     samples = used(find(), config)
     check_best_metric(config, samples["val"])
@@ -317,6 +329,10 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
             title = f"{split} (the first {n_counted:,} of {len(of_split):,})"
         if pairs[split].rows:
             lines += [(f"{title}: {name}", value) for name, value in pairs[split].lines()]
+
+    networks = {"alg.model_name": model_config}
+    generates = arguments.has_language_model and config.train_evaluation.generate
+    check_independence(config, networks, encoder, pairs, samples, generates=generates)
 
     train = pairs["train"]
     batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))

@@ -30,7 +30,8 @@ from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
-from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
+from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
@@ -94,6 +95,9 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     # Only texts are evaluated on `test`, so it needs no examples.
     examples = {split: encoder.encode(samples[split]) for split in ("train", "val")}
     check_best_metric(config, samples["val"])
+    networks = {"alg.model_name": prepared.model_config}
+    generates = config.train_evaluation.generate
+    check_independence(config, networks, encoder, examples, samples, generates=generates)
 
     # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
     model = load_model(auto_class_of(prepared.model_config), config.alg.model_name, dropout=True)[0]
@@ -119,7 +123,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         model=model,
         objective=objective,
         metrics=prepared.components.metrics,
-        generator=make_generator(model, config) if config.train_evaluation.generate else None,
+        generator=make_generator(model, config) if generates else None,
         max_prompt_length=encoder.max_prompt_length,
         eos_token_ids=prepared.eos_token_ids,
         post_processor=prepared.components.post_processor,
@@ -176,6 +180,8 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
     # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
     with seeded(derived_seed(config.seed, "adapters"), model.device):
         add_lora(model, config.alg.peft, dropout=dropout)
+    if not config.alg.merge_on_save:
+        require_stackable(model)
 
 
 def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
@@ -312,6 +318,64 @@ def max_prompt_length(config: OfflineConfig, limit: int) -> int:
     return int(min(configured, limit - n_response))
 
 
+def check_independence(
+    config: OfflineConfig,
+    networks: Mapping[str, PretrainedConfig],
+    encoder: ExampleEncoder,
+    examples: Mapping[str, Any],
+    samples: Mapping[str, Sequence[Sample]],
+    *,
+    generates: bool,
+) -> None:
+    """Check that no text is so long that log-probs would depend on the batch; see `longest_independent_of_batch`.
+
+    Args:
+        config: config of the run.
+        networks: key of the config that names a model; the model's config.
+        encoder: encodes the prompts of evaluations.
+        examples: `Examples` or `Pairs` of each split that is read.
+        samples: samples of each split.
+        generates: evaluations generate texts.
+
+    Raises:
+        ConfigError: a text that is trained or evaluated is longer.
+    """
+    for key, network in networks.items():
+        limit = longest_independent_of_batch(network)
+        if limit is None:
+            continue
+
+        longest = {}
+        for split, of_split in examples.items():
+            longest[split] = of_split.longest(is_encoder_decoder=encoder.is_encoder_decoder)
+        if generates and key == "alg.model_name":
+            longest["generated"] = _longest_generated(config, encoder, samples)
+        split = max(longest, key=lambda name: longest[name])
+        n_tokens = longest[split]
+        if n_tokens > limit:
+            what = f"texts that are generated in evaluations may have {n_tokens} tokens"
+            if split != "generated":
+                what = f"the longest text of {split!r} has {n_tokens} tokens"
+            text = f"{what}: {dependence_on_batch(limit)}, by shorter samples, tokenizer.max_length or max_new_tokens"
+            raise ConfigError([ConfigIssue(key, text)])
+
+
+def _longest_generated(config: OfflineConfig, encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]]) -> int:
+    """Return the largest number of tokens of a prompt of `val` and `test` with a generated response."""
+    generation = generate_arguments(
+        config.alg.generation_kwargs,
+        max_new_tokens=None,
+        eos_token_ids=(),
+        is_encoder_decoder=encoder.is_encoder_decoder,
+    )
+    n_response = int(generation["max_new_tokens"])
+    n_prompt = 0
+    for split in ("val", "test"):
+        evaluated = samples[split][: config.train_evaluation.max_eval_samples]
+        n_prompt = max([n_prompt, *(len(ids) for ids in encoder.prompts(evaluated))])
+    return max(n_prompt, n_response) if encoder.is_encoder_decoder else n_prompt + n_response
+
+
 # --- the plan of a run, for `check` -----------------------------------------------------------------------------------
 
 
@@ -356,7 +420,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         RL4LMsLikeError: the data, the tokenizer or the model's config cannot be loaded; the message names which.
     """
     config = config_to_plan(config)
-    encoder = load_encoder(config)[-1]
+    model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
     samples = samples_of_splits["train"]
@@ -365,6 +429,9 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
 
     # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
+    networks = {"alg.model_name": model_config}
+    generates = config.train_evaluation.generate
+    check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),

@@ -49,6 +49,12 @@ class Examples:
         """Number of tokens with a label."""
         return sum(label != NOT_LEARNED for row in self.rows for label in row["labels"])
 
+    def longest(self, *, is_encoder_decoder: bool) -> int:
+        """Return the number of tokens of the longest text that a model reads in one pass; 0 if there is none."""
+        # Of both families: causal labels are as long as the input, and a decoder has positions of its own.
+        lengths = [max(len(row["input_ids"]), len(row["labels"])) for row in self.rows]
+        return max(lengths, default=0)
+
     def notices(self, split: str) -> list[str]:
         """Return log lines about truncated and unused samples."""
         lines = (

@@ -64,6 +64,15 @@ class Pairs:
         """Number of tokens of all responses, and of the prompts that are computed once for each row."""
         return sum(len(row["prompt"]) + sum(map(len, row["responses"])) for row in self.rows)
 
+    def longest(self, *, is_encoder_decoder: bool) -> int:
+        """Return the number of tokens of the longest text that a model reads in one pass; 0 if there is none."""
+        lengths = [0]
+        for row in self.rows:
+            prompt_len = max(len(row["prompt"]), len(row.get("rejected_prompt", ())))
+            response_len = max(len(response) for response in row["responses"])
+            lengths.append(max(prompt_len, response_len) if is_encoder_decoder else prompt_len + response_len)
+        return max(lengths)
+
     def notices(self, split: str) -> list[str]:
         """Return log lines about what is not as in the data, or has no effect."""
         lines = (

@@ -43,7 +43,7 @@ from rl4lms_like.offline.assemble_supervised import SupervisedRun
 from rl4lms_like.offline.objective import TrainingObjective
 from rl4lms_like.offline.training_arguments import PATH
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.lora import NAME, has_lora
+from rl4lms_like.policies.lora import has_lora, load_adapters
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError, ModelError
@@ -450,7 +450,9 @@ class ReferenceTrainer(Trainer):
         """
         model: Any = self.run.model
         if has_lora(model):
-            self._load_best_adapters(model, folder)
+            if self.run.head:
+                model.load_state_dict(load_file(folder / HEAD), strict=False)
+            load_adapters(model, folder / "adapter_model.safetensors")
             return
         if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
             result = load_sharded_checkpoint(model, str(folder), strict=False)
@@ -465,18 +467,6 @@ class ReferenceTrainer(Trainer):
         wrong += result.unexpected_keys
         if wrong:
             raise ModelError(f"the best checkpoint, {folder}, does not match this model: {', '.join(wrong[:3])}")
-
-    def _load_best_adapters(self, model: Any, folder: Path) -> None:
-        import peft
-
-        # Files of adapters have the names of PEFT's own model class, which has the model as `base_model.model`.
-        weights = load_file(folder / "adapter_model.safetensors")
-        weights = {name.removeprefix("base_model.model."): weight for name, weight in weights.items()}
-        if self.run.head:
-            model.load_state_dict(load_file(folder / HEAD), strict=False)
-        result: Any = peft.set_peft_model_state_dict(model, weights, adapter_name=NAME)
-        if result.unexpected_keys:
-            raise ModelError(f"the adapters in {folder} do not match this model: {sorted(result.unexpected_keys)[:3]}")
 
 
 def trained(model: Any) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ from rl4lms_like.policies.parity import (
     first_episodes,
     probe_episodes,
     require_finite,
-    warn_of_dynamic_positions,
+    require_independent_positions,
 )
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
@@ -131,7 +131,11 @@ class LMActorCriticPolicy(BasePolicy):
         # The environment's observations are as long as its longest text: prompt and response together.
         space = getattr(observation_space, "spaces", {}).get("input_encoded_pt")
         longest = None if space is None else space.shape[0]
-        warn_of_dynamic_positions(self.policy_model, self.arguments.model_name, longest)
+        require_independent_positions(self.policy_model, self.arguments.model_name, longest)
+        others = ((self.value_model, self.arguments.critic_model), (self.ref_model, self.arguments.kl_model))
+        for network, name in others:
+            if network is not None and name is not None:
+                require_independent_positions(network, name, longest)
 
         # Last: splitting replaces parameters, and an optimizer would keep the ones before.
         groups = parameter_groups(

@@ -7,7 +7,7 @@
 
 Each checkpoint is read once. Networks from the same checkpoint share their frozen weights. A name may also be that of
 an adapter (`adapter_config.json`, as PEFT writes it). The model is then its base with the adapter merged into the
-weights; the base may itself be an adapter.
+weights. Up to version 0.2.0, the base of an adapter could itself be an adapter.
 
 A model is saved whole, for `AutoModel*.from_pretrained`, or as adapters only, for PEFT:
 
@@ -49,6 +49,7 @@ from rl4lms_like.policies.lora import (
     merge_adapter_folder,
     merged,
     refuse_unknown_layers,
+    require_stackable,
     save_adapters,
 )
 from rl4lms_like.system.errors import ModelError
@@ -349,6 +350,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         refuse_unknown_layers(trained, arguments.peft)
         for model in trained:
             add_lora(model, arguments.peft, dropout=arguments.dropout)
+        if not arguments.merge_on_save:
+            require_stackable(policy)
     if arguments.gradient_checkpointing:
         for model in trained:
             checkpoint_activations(model)

@@ -20,16 +20,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from rl4lms_like.policies.arguments import LoraArguments
+from rl4lms_like.policies.stacked import (
+    earlier_adapters,
+    last_adapter,
+    layer_changes,
+    remember_adapter,
+    stacked,
+    stacking_obstacle,
+)
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigIssue, ModelError, import_extra
 
 NAME = "default"
 """PEFT's default adapter name."""
+_TASKS = {False: "CAUSAL_LM", True: "SEQ_2_SEQ_LM"}
+"""Whether a model is an encoder-decoder -> PEFT's name of its task."""
 
 
 def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: bool) -> Any:
@@ -49,8 +59,7 @@ def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: b
         fields["lora_dropout"] = 0.0
 
     # The task decides nothing in training; PEFT's loader chooses the class of its wrapper by it.
-    task = "SEQ_2_SEQ_LM" if is_encoder_decoder else "CAUSAL_LM"
-    return _library().LoraConfig(**fields, task_type=task)
+    return _library().LoraConfig(**fields, task_type=_TASKS[is_encoder_decoder])
 
 
 def lora_conflicts(peft: Mapping[str, Any] | None, path: str) -> list[ConfigIssue]:
@@ -182,21 +191,53 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     return plain
 
 
+def require_stackable(model: PreTrainedModel) -> None:
+    """Raise if the adapters of a model could not be saved together with those that are merged into its weights.
+
+    Raises:
+        ModelError: one of them is of a kind that cannot be part of another adapter.
+    """
+    if obstacle := _obstacle(model):
+        raise ModelError(
+            f"new adapters on the adapter {model.name_or_path!r} cannot be saved as one adapter: {obstacle}. Set "
+            f"merge_on_save: true, which saves a whole model"
+        )
+
+
+def _obstacle(model: PreTrainedModel) -> str:
+    """Return why the adapters of a model cannot be stacked on those merged into its weights; empty if they can."""
+    earlier = earlier_adapters(model)
+    if earlier is None:
+        return ""
+    names = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+    return earlier.obstacle or stacking_obstacle(model.peft_config[NAME], names)
+
+
 def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     """Save `adapter_config.json` and `adapter_model.safetensors`, as PEFT reads them, and the generation config.
 
-    No `config.json` is saved: with it, transformers would also look for the whole weights in this folder.
+    Adapters that were merged into the model when it was loaded become part of the saved one (`policies.stacked`). No
+    `config.json` is saved: with it, transformers would also look for the whole weights in this folder.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    config = copy.copy(model.peft_config[NAME])
 
-    # The prefix is that of PEFT's wrapper around a model, which its loader expects.
-    weights = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
-    named = {f"base_model.model.{name}": weight.contiguous() for name, weight in weights.items()}
-    save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    if earlier_adapters(model) is not None and not _obstacle(model):
+        weights, fields = stacked(model, NAME)
+        for name, value in fields.items():
+            setattr(config, name, value)
+    else:
+        # The prefix is that of PEFT's wrapper around a model, which its loader expects.
+        saved = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+        weights = {}
+        for name, weight in saved.items():
+            # PEFT leaves this end out; it reads both names, transformers only the longer one.
+            end = ".weight" if name.endswith("lora_magnitude_vector") else ""
+            weights[f"base_model.model.{name}{end}"] = weight.contiguous()
+    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     # A set's order differs from process to process, and files of equal runs should be equal.
-    config = copy.copy(model.peft_config[NAME])
     for name in ("target_modules", "exclude_modules"):
         names = getattr(config, name)
         if isinstance(names, set):
@@ -206,8 +247,28 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
         model.generation_config.save_pretrained(folder)
 
 
+def load_adapters(model: PreTrainedModel, file: str | Path) -> None:
+    """Load the adapters that a model trains from a file of `save_adapters`, in place.
+
+    Args:
+        model: a model with adapters, loaded and extended as the one that was saved.
+        file: `adapter_model.safetensors`.
+
+    Raises:
+        ModelError: the file has weights that the model lacks.
+    """
+    weights = {name.removeprefix("base_model.model."): weight for name, weight in load_file(file).items()}
+    config: Any = model.peft_config[NAME]
+    weights = last_adapter(model, weights, NAME, uses_dora=config.use_dora)
+    result: Any = _library().set_peft_model_state_dict(model, weights, adapter_name=NAME)
+    if result.unexpected_keys:
+        raise ModelError(f"the adapters in {file} do not match this model: {sorted(result.unexpected_keys)[:3]}")
+
+
 def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     """Return a base model with a saved adapter merged into its weights; all of them are trainable again.
+
+    What the adapter changed is recorded in the model: see `policies.stacked`.
 
     Args:
         base: the model that the adapter was trained on; changed by the merge.
@@ -224,13 +285,23 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     with _quietly():
         warnings.filterwarnings("error", message="Found missing adapter keys")
         try:
-            adapted = peft.PeftModel.from_pretrained(base, folder)
+            # The task selects PEFT's class for a language model, which could not wrap a reward model.
+            config = peft.PeftConfig.from_pretrained(folder)
+            if config.task_type in _TASKS.values():
+                config.task_type = None
+            adapted = peft.PeftModel.from_pretrained(base, folder, config=config)
+            names = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+            obstacle = stacking_obstacle(adapted.peft_config[NAME], names)
+            changes = {} if obstacle else layer_changes(base, NAME)
             model: PreTrainedModel = adapted.merge_and_unload()
         except (ValueError, RuntimeError, KeyError, AttributeError, UserWarning) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(
                 f"the adapter {folder!r} cannot be merged into its base {base.name_or_path!r}: {reason}"
             ) from error
+
+    # Its low-rank matrices are still needed when new adapters are saved.
+    remember_adapter(model, _lasting(str(base.name_or_path)), changes, obstacle)
 
     # PEFT froze all weights. The name is that of the adapter, which messages and the next adapter's config show.
     model.name_or_path = folder

@@ -331,24 +331,34 @@ def first_episodes(model: PreTrainedModel, name: str) -> Iterator[None]:
         ) from error
 
 
-def warn_of_dynamic_positions(model: PreTrainedModel, name: str, longest: int | None) -> None:
-    """Log a warning if a text's log-probs depend on the longest text of its batch.
+def require_independent_positions(model: PreTrainedModel, name: str, longest: int | None) -> None:
+    """Raise if a text's log-probs would depend on the longest text of its batch.
 
     Args:
         model: the language model.
         name: name of the model in messages.
-        longest: maximum number of tokens of prompt and response together; None if unknown.
+        longest: maximum number of tokens of prompt and response together. If it is None, because it is not known, only
+            a warning is logged.
+
+    Raises:
+        ModelError: texts may be longer than the length up to which they are independent.
     """
     limit = longest_independent_of_batch(model.config)
-    if limit is not None and (longest is None or longest > limit):
-        logger.warning(
-            "%s (%r): if one text of a batch has more than %d tokens, the positions and log-probs of all texts of the "
-            "batch change. Keep prompt and response together within %d tokens",
-            type(model).__name__,
-            name,
-            limit,
-            limit,
-        )
+    if limit is None:
+        return
+    text = f"{type(model).__name__} ({name!r}): {dependence_on_batch(limit)}"
+    if longest is None:
+        logger.warning(text)
+    elif longest > limit:
+        raise ModelError(f"{text}. They may have {longest} here")
+
+
+def dependence_on_batch(limit: int) -> str:
+    """Return why texts must have at most `limit` tokens, for messages; see `longest_independent_of_batch`."""
+    return (
+        f"if one text of a batch has more than {limit} tokens, its rotary positions change the log-probs of all texts "
+        f"of the batch. Keep prompt and response together within {limit} tokens"
+    )
 
 
 def longest_independent_of_batch(config: PretrainedConfig) -> int | None:

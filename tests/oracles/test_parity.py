@@ -1,5 +1,7 @@
 """Teacher-forced log-probs are those that `generate` samples with, on every family, in float32 to 1e-5 nats."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
@@ -8,7 +10,7 @@ from rl4lms_like.core.token_scores import Head, scores_of_logits, token_scores
 from rl4lms_like.policies.parity import parity_gap
 from rl4lms_like.system.errors import ModelError, ParityError
 from rl4lms_like.testing import models
-from tests.builders import make_env, make_policy
+from tests.builders import episodes_of_lengths, make_env, make_policy
 
 EXACT = 1e-5
 FAMILIES = [("causal", name) for name in models.CAUSAL_FAMILIES] + [("seq2seq", n) for n in models.SEQ2SEQ_FAMILIES]
@@ -218,7 +220,7 @@ LONG = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 
 
 
 @pytest.mark.parametrize(("name", "rope", "limit"), [("llama", DYNAMIC, 64), ("phi3", LONG, 20), ("llama", None, None)])
-def test_positions_that_depend_on_the_batch_are_warned_of(name, rope, limit, family, caplog, tiny_tokenizer):
+def test_positions_that_depend_on_the_batch_are_refused(name, rope, limit, family, caplog, tiny_tokenizer):
     original = {"original_max_position_embeddings": 20} if name == "phi3" else {}
     folder = family(AutoModelForCausalLM, name, rope_parameters=rope, max_position_embeddings=64, **original, **SIZE)
     policy = make_policy("causal", folder)
@@ -227,6 +229,10 @@ def test_positions_that_depend_on_the_batch_are_warned_of(name, rope, limit, fam
     env = make_env(tiny_tokenizer, folder, length=6)  # after prompts of 14 tokens
     type(policy)(env.observation_space, env.action_space, lambda _: 0.1, model_name=str(folder))
     assert not ours(caplog)
+    if limit is not None:
+        env = make_env(tiny_tokenizer, folder, length=limit - 14 + 1)
+        with pytest.raises(ModelError, match=f"within {limit} tokens"):
+            type(policy)(env.observation_space, env.action_space, lambda _: 0.1, model_name=str(folder))
 
 
 def test_long_rotary_positions_depend_on_the_batch(family):
@@ -240,6 +246,43 @@ def test_long_rotary_positions_depend_on_the_batch(family):
     alone = policy.score(episodes.select(torch.tensor([0]))).log_prob
     together = policy.score(episodes).log_prob[: len(alone)]
     assert float((alone - together).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("role", ["critic_model", "reference_model"])
+def test_positions_of_another_network_may_not_depend_on_the_batch(role, family, tiny_gpt2_dir, tiny_tokenizer):
+    config = {"rope_parameters": LONG, "max_position_embeddings": 64, "original_max_position_embeddings": 20}
+    folder = family(AutoModelForCausalLM, "phi3", **config, **SIZE)
+    policy_class = type(make_policy("causal", tiny_gpt2_dir))
+    names = {"model_name": str(tiny_gpt2_dir), role: str(folder)}
+    for length, outcome in ((6, nullcontext()), (7, pytest.raises(ModelError, match=r"phi3.*within 20 tokens"))):
+        env = make_env(tiny_tokenizer, tiny_gpt2_dir, length=length)
+        with outcome:
+            policy_class(env.observation_space, env.action_space, lambda _: 0.1, **names)
+
+
+def test_padding_changes_gradients_of_linear_attention_by_rounding_only(family):
+    """Those of the decay are small sums of terms that cancel, in float32 (in float64, they agree to 3e-13)."""
+    heads = {"num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    heads |= {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    experts |= {"shared_expert_intermediate_size": 16}
+    layers = {"layer_types": ["linear_attention", "linear_attention", "full_attention"]}
+    folder = family(AutoModelForCausalLM, "qwen3_next", **SIZE, **heads, **experts, **layers)
+    policy = make_policy("causal", folder)
+    episodes = episodes_of_lengths([3, 9, 6], prompt_lengths=[2, 7, 4])
+
+    gradients = []
+    for batches in ([episodes], [episodes.select(torch.tensor([i])) for i in range(3)]):
+        policy.policy_model.zero_grad()
+        for batch in batches:
+            policy.action_scores(batch).log_prob.sum().backward()
+        weights = policy.policy_model.named_parameters()
+        gradients.append({name: weight.grad.clone() for name, weight in weights if weight.grad is not None})
+    together, alone = gradients
+    assert together.keys() == alone.keys()
+    for name, gradient in together.items():
+        tolerance = 1e-3 if name.endswith(("A_log", "dt_bias")) else 2e-5
+        assert (gradient - alone[name]).abs().max() <= tolerance * gradient.abs().max(), name
 
 
 def ours(caplog):
