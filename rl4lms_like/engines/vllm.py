@@ -84,6 +84,7 @@ class VllmEngine(GenerationEngine):
     """
 
     arguments_class = VllmArguments
+    samples_policy = True
 
     def __init__(self, **arguments: Any) -> None:
         self.arguments = VllmArguments(**arguments)
@@ -109,6 +110,11 @@ class VllmEngine(GenerationEngine):
         self._samples_other = False
         self._is_asleep = False
         self._sync_s = 0.0  # seconds of synchronisations since `gaps` was last called
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in errors: its address."""
+        return f"the engine {self.arguments.url}"
 
     # --- generation -------------------------------------------------------------------------------------------------
 

@@ -232,7 +232,14 @@ class RolloutCollector:
         # The recorder comes first: it keeps the random generators as the rollout left them.
         if self._recorder is not None:
             self._recorder.record(rollout)
-        info |= engine_gaps(rollout, buffer, self.policy, self.ranks)
+        info |= engine_gaps(
+            rollout,
+            buffer,
+            self.policy,
+            self.ranks,
+            eos_token_ids=self.eos_token_ids,
+            max_new_tokens=self.max_episode_length,
+        )
 
         # The sampler learns from this rollout before the prompts of the next one are drawn.
         info |= update_sampler(rollout, self.env)

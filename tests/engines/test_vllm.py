@@ -312,6 +312,8 @@ FAILURES = {
     "too few log-probs": choice(logprobs={"token_logprobs": [-1.0]}),
     "no log-probs": choice(logprobs=None),
     "log-prob is null": choice(logprobs={"token_logprobs": [None] * 8}),
+    "log-prob above 0": choice(logprobs={"token_logprobs": [3.0] * 8}),
+    "log-prob of -1e30": choice(logprobs={"token_logprobs": [-1e30] * 8}),
     "aborted": choice(finish_reason="abort"),
 }
 

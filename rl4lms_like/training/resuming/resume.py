@@ -85,6 +85,7 @@ MAY_CHANGE = (
     "train_evaluation.keep_last",
     "train_evaluation.n_credit_episodes",
     "train_evaluation.save_rollouts",
+    "train_evaluation.accept_edited_rollouts",
     "env.reward_workers",
     "env.reward_timeout",
     f"{_ENGINE}.url",
