@@ -29,6 +29,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.system.disk import refuse_links_to_folders
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.system.wording import printable
@@ -171,6 +172,8 @@ def prepare_folder(job: Job) -> None:
     Raises:
         RL4LMsLikeError: a run of a killed benchmark still writes to the folder and does not end.
     """
+    refuse_links_to_folders([job.folder])
+
     # First, since a run that still saves itself changes its own state.
     _wait_for_its_end(job.folder)
     state = state_of(job)

@@ -45,7 +45,7 @@ MOVED = 1e-3
 """Change of the policy's log-probs, in nats, from which those of the engine must have changed too."""
 SAME = 1e-5
 """Difference between log-probs, in nats, up to which they are those of the same distribution."""
-LARGEST_ANSWER = 2**30
+LARGEST_ANSWER = 2**27
 """Bytes of an answer from which it is not read any further."""
 
 
@@ -166,11 +166,17 @@ class VllmEngine(GenerationEngine):
 
         # A server that ignores a parameter would otherwise change the rollout without an error.
         for choice in choices:
+            n_tokens = len(choice.token_ids)
             n_log_probs = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
-            if len(choice.token_ids) > request["max_tokens"]:
-                raise self._error(f"generated {len(choice.token_ids)} tokens, of at most {request['max_tokens']}")
-            if record_log_prob and n_log_probs != len(choice.token_ids):
-                raise self._error(f"answered with {n_log_probs} log-probs of {len(choice.token_ids)} tokens")
+            if n_tokens > request["max_tokens"]:
+                raise self._error(f"generated {n_tokens} tokens, of at most {request['max_tokens']}")
+            if choice.finish_reason == "length" and n_tokens < request["max_tokens"]:
+                raise self._error(
+                    f"cut off a response after {n_tokens} tokens, of {request['max_tokens']}: start it with a larger "
+                    f"--max-model-len (at least the longest prompt plus the longest response plus 1)"
+                )
+            if record_log_prob and n_log_probs != n_tokens:
+                raise self._error(f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
         return self._episodes(prompts, choices, eos_token_ids, stops)
 
     def _episodes(

@@ -26,7 +26,7 @@ from rl4lms_like.on_policy.assemble import Run
 from rl4lms_like.on_policy.token_credit import listed
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rollouts.rollout import Rollout, RolloutBatch
-from rl4lms_like.system.disk import flush, refuse_links, remove_path, saving
+from rl4lms_like.system.disk import flush, refuse_links_to_folders, remove_path, saving
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, TEXTS, kept_rollouts, rollout_file
@@ -80,8 +80,7 @@ class Recorder:
         self.folder = folder
         self.position = position
         self.origin = origin
-        if (folder / ROLLOUTS).is_symlink():
-            refuse_links([folder / ROLLOUTS])
+        refuse_links_to_folders([folder / ROLLOUTS])
         (folder / ROLLOUTS).mkdir(exist_ok=True)
 
     def record(self, rollout: Rollout) -> None:

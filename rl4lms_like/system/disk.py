@@ -104,6 +104,29 @@ def refuse_links(files: Iterable[Path]) -> None:
         raise RL4LMsLikeError(f"{file} is {kind} and will not be written to; replace it with a copy, or remove it")
 
 
+def refuse_links_to_folders(folders: Iterable[Path]) -> None:
+    """Check folders before something is written into them: they may be missing, but not links.
+
+    Raises:
+        RL4LMsLikeError: one of them is a symbolic link.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            raise RL4LMsLikeError(
+                f"{folder} is a symbolic link and will not be written to; remove it, or name its target"
+            )
+
+
+def refuse_links_in(folder: Path) -> None:
+    """Check all files of a folder before some of them are written; folders in it are left out.
+
+    Raises:
+        RL4LMsLikeError: one of the files or folders is a symbolic link, or a file is a hard link or no regular file.
+    """
+    if folder.is_dir():
+        refuse_links(path for path in sorted(folder.iterdir()) if path.is_symlink() or not path.is_dir())
+
+
 def remove_path(path: Path) -> None:
     """Remove a file or folder if it exists; of a symbolic link, remove only the link."""
     if path.is_dir() and not path.is_symlink():

@@ -129,6 +129,52 @@ def test_only_a_finite_number_is_a_score(value, server, judge):
     assert "the key 'score'" in failure(judge(score_json="score", score_range=None), "a")
 
 
+def test_an_answer_that_was_cut_off_has_no_score(server, judge, tmp_path):
+    reasons = ["length", "stop"]
+
+    def answer(body):
+        message = {"content": "Score: 1" if reasons[0] == "length" else "Score: 10"}
+        raise Answer(content={"choices": [{"message": message, "finish_reason": reasons.pop(0)}]})
+
+    server.answer = answer
+    assert scores(judge(cache=str(tmp_path)), "a") == [1.0], "the complete answer, of the second request"
+    reasons = ["length"] * 3
+    assert "cut off its answers (finish_reason: length)" in failure(judge(), "a")
+
+
+@pytest.mark.parametrize(
+    ("requested", "answers", "accepted"),
+    [
+        ("gpt-4o", "gpt-4o", True),
+        ("gpt-4o", "gpt-4o-2024-08-06", True),
+        ("judge-latest", "judge-2512", True),
+        ("gpt-4o", "gpt-4o-mini", False),
+        ("gpt-4o", "other", False),
+        ("gpt-4o", None, True),
+    ],
+)
+def test_an_answer_of_another_model_is_an_error_with_its_name(requested, answers, accepted, server, judge):
+    def answer(body):
+        raise Answer(content={"model": answers, "choices": [{"message": {"content": "Score: 10"}}]})
+
+    server.answer = answer
+    if accepted:
+        assert scores(judge(model=requested), "a") == [1.0]
+    else:
+        assert f"answered as the model {answers!r} instead of 'gpt-4o'" in failure(judge(model=requested), "a")
+        assert scores(judge(model=requested, answer_models=[answers]), "a") == [1.0]
+
+
+@pytest.mark.parametrize("text", ['{"a": ' * 1_500_000, "score: " * 1_000_000], ids=["JSON", "words"])
+def test_a_very_long_answer_is_an_error_within_the_limit_of_time(text, server, judge):
+    server.answer = lambda body: text
+    start = time.monotonic()
+    assert "of at most" in failure(judge(timeout_s=3.0), "a") or "more than" in failure(judge(timeout_s=3.0), "a")
+    server.answer = lambda body: text[:100_000]
+    failure(judge(timeout_s=3.0, repeats=0, score_json="score"), "a")
+    assert time.monotonic() - start < 3
+
+
 def test_several_answers_are_averaged(server, judge):
     answers = iter([2, 4, 9, 10, 1, 1])
     server.answer = lambda body: f"Score: {next(answers)}"
