@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from annotated_types import Len
+from annotated_types import Interval, Len
 from pydantic import BaseModel, FiniteFloat, ValidationError
 from torch import Tensor
 
@@ -49,6 +49,9 @@ LARGEST_ANSWER = 2**27
 """Bytes of an answer from which it is not read any further."""
 
 
+_TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
+
+
 class _LogProb(BaseModel):
     logprob: FiniteFloat
 
@@ -58,7 +61,7 @@ class _LogProbs(BaseModel):
 
 
 class _Choice(BaseModel):
-    token_ids: Annotated[list[int], Len(1)]
+    token_ids: Annotated[list[_TokenId], Len(1)]
     finish_reason: Literal["stop", "length"]
     logprobs: _LogProbs | None = None
     prompt_logprobs: list[dict[int, _LogProb] | None] | None = None

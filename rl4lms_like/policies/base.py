@@ -399,6 +399,7 @@ class LMActorCriticPolicy(BasePolicy):
                 seed=seed,
                 **sampling,
             )
+        self.engine.check_ids(episodes, self.vocab_size)
         return episodes.to(self.device)
 
     @property

@@ -104,6 +104,14 @@ class PolicyEngine:
                 raise EngineError(f"{self.external.name}: {problem}")
         return episodes
 
+    def check_ids(self, episodes: EpisodeBatch, vocab_size: int) -> None:
+        """Raise an `EngineError` if an engine's responses have tokens that the policy does not have."""
+        # On a GPU an id out of the vocabulary would end the process, without a message.
+        ids = episodes.response_ids[episodes.response_mask]
+        if self.external is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            detail = f"ids of tokens from {int(ids.min())} to {int(ids.max())}"
+            raise EngineError(f"{self.external.name} returned {detail}; the policy has {vocab_size} tokens")
+
     def generate_in_background(
         self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
     ) -> list[Future[EpisodeBatch]]:

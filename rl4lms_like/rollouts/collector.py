@@ -310,7 +310,9 @@ class RolloutCollector:
                     arguments = self.sampling_arguments(drawn.seed)
                     episodes = self.policy.generate(drawn.prompt_ids, drawn.prompt_mask, **arguments)
                 else:
-                    episodes = drawn.responses.result().to(self.policy.device)
+                    episodes = drawn.responses.result()
+                    self.policy.engine.check_ids(episodes, self.policy.vocab_size)
+                    episodes = episodes.to(self.policy.device)
                     if episodes.behavior_log_prob is None:
                         raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
             if self.options.group_size > 1:

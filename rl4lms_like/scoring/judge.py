@@ -92,6 +92,8 @@ class AnswerCache:
 
     def __init__(self, folder: str) -> None:
         self._file = with_home(folder).absolute() / "answers.sqlite"
+        if self._file.exists() and not self._file.is_file():
+            raise ValueError(f"cache: {self._file} is not a regular file; remove it")
         with self._database() as database:
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
 
@@ -103,8 +105,18 @@ class AnswerCache:
             for key in keys:
                 row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
                 if row is not None:
-                    answers[key] = json.loads(row[0])
+                    answers[key] = self._decoded(row[0])
         return answers
+
+    def _decoded(self, stored: Any) -> str:
+        """Return a stored answer; one that this class did not write is a `ValueError`."""
+        try:
+            answer = json.loads(stored)
+        except (TypeError, ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, str) or len(answer) > _LONGEST_ANSWER:
+            raise ValueError(f"cache: {self._file} was changed: it has an answer that no judge stored; remove the file")
+        return answer
 
     def write(self, key: str, answer: str) -> None:
         """Store an answer; after the return it survives the end of the process."""

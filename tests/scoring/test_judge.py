@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import date
 
 import pytest
@@ -370,6 +372,17 @@ def test_stored_answers_are_read_again_with_another_regex(server, judge, tmp_pat
     server.answer = lambda body: "style: 7"
     assert scores(judge(**args, score_regex=r"style: (\d)"), "a") == [7.0]
     assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    "stored", ["not JSON", "5", "null", b"\xff", "[" * 100_000], ids=lambda stored: repr(stored)[:9]
+)
+def test_a_cache_with_an_answer_that_no_judge_stored_is_an_error_with_the_file(stored, server, judge, tmp_path):
+    scores(judge(cache=str(tmp_path)), "a")
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
+        database.execute("UPDATE answers SET answer = ?", (stored,))
+    with pytest.raises(ValueError, match=r"answers\.sqlite was changed"):
+        scores(judge(cache=str(tmp_path)), "a")
 
 
 def test_answers_before_a_failure_are_kept(server, judge, tmp_path):
