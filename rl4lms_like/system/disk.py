@@ -61,6 +61,10 @@ def reason(error: OSError) -> str:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
         return f"{error}. It is read-only or another user's: change its permissions, or use a copy or another folder"
+    if number == errno.EBADF:
+        return (
+            f"{error}. Something in this process, such as a reward or a metric, has closed a file that it did not open"
+        )
     return str(error)
 
 
