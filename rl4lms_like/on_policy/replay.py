@@ -39,7 +39,7 @@ KEY = "train_evaluation.replay"
 EDITED = "train_evaluation.accept_edited_rollouts"
 TASK = ("reward_fn", "datapool", "env")
 """Blocks that determine the stored prompts and rewards."""
-_SELECTED = re.compile(r"(?P<folder>.+):(?P<first>\d+)(?:-(?P<last>\d+))?")
+_SELECTED = re.compile(r"(?P<folder>.+):(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,14 @@ def _selection(value: str) -> tuple[Path, list[int]]:
     if selection:
         first = int(selection["first"])
         last = int(selection["last"] or selection["first"])
-    iterations = list(range(first, last + 1))
-    if not iterations:
+    if last < first:
         raise ConfigError([ConfigIssue(KEY, f"{first}-{last} ends before it begins: write {last}-{first}")])
-    if not set(iterations) <= set(kept):
-        message = f"{ranges(iterations)} are not all among the rollouts of {folder}: {ranges(kept)}"
+
+    # Counted, not listed: a range may have more numbers than fit into memory.
+    iterations = [number for number in kept if first <= number <= last]
+    if len(iterations) != last - first + 1:
+        selected = str(first) if first == last else f"{first}-{last}"
+        message = f"{selected} are not all among the rollouts of {folder}: {ranges(kept)}"
         raise ConfigError([ConfigIssue(KEY, message)])
     return folder, iterations
 

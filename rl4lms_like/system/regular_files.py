@@ -16,6 +16,8 @@ from rl4lms_like.system.errors import RL4LMsLikeError
 
 LARGEST_TEXT = 2**28
 """Bytes up to which a file of settings, state or messages is read whole."""
+LARGEST_TEMPLATE = 2**20
+"""Bytes of a chat template."""
 
 
 def require_regular_file(file: Path) -> None:

@@ -232,7 +232,8 @@ def test_another_task_is_refused(path, block, value, original, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("selected", "mentions"), [(":4", "1-3"), (":2-4", "1-3"), (":3-2", "write 2-3"), ("/nothing", "nothing")]
+    ("selected", "mentions"),
+    [(":4", "1-3"), (":2-4", "1-3"), (":3-2", "write 2-3"), (":1-99999999999", "1-3"), ("/nothing", "nothing")],
 )
 def test_rollouts_that_do_not_exist_are_refused_with_those_that_do(selected, mentions, original, tmp_path):
     mapping, source = original
