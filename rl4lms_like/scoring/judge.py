@@ -74,6 +74,8 @@ _VERSION = re.compile(r"[-@:](?:\d{2,4}-\d\d-\d\d|\d{4,8})")
 """End of a model's name that stands for its version: a server answers for `gpt-4o` as `gpt-4o-2024-08-06`."""
 _LONGEST_ANSWER = 100_000
 """Characters of an answer: the time that it takes to search it for a score has no other limit."""
+_MOST_BROKEN_OBJECTS = 1000
+"""Number of beginnings of objects that are no JSON, above which an answer has no score."""
 _LARGEST_BODY = 2**20
 """Bytes of the body of an answer."""
 _LOCKED_S = 60.0
@@ -492,11 +494,19 @@ def json_value(text: str, key: str) -> Any:
     decoder = json.JSONDecoder()
     value = None
     end = 0
+    n_failed = 0
 
     while start := _OBJECT.search(text, end):
         try:
             decoded, end = decoder.raw_decode(text, start.start())
             value = decoded.get(key, value)
-        except (ValueError, RecursionError):
+        except ValueError:
             end = start.end()
+            n_failed += 1
+        except RecursionError:
+            return None
+
+        # No answer of a model: to try each of tens of thousands of objects would take seconds.
+        if n_failed > _MOST_BROKEN_OBJECTS:
+            return None
     return value

@@ -107,6 +107,9 @@ def test_the_last_object_with_the_key_counts():
     assert json_value('{"score": 1} {"score": 2} {"other": 3}', "score") == 2
     assert json_value('{"other": {"score": 1}} and {not json}', "score") is None
     assert json_value("{" * 50_000, "score") is None
+    assert json_value('{"a": ' * 50_000 + '{"score": 2}', "score") is None
+    assert json_value('{"score": 1} ' + '{"' * 900 + ' {"score": 2}', "score") == 2
+    assert json_value('{"score": 1} ' + '{"' * 50_000, "score") is None, "no score of an answer that is not read whole"
 
 
 @pytest.mark.parametrize("answer", ["Score: none", "Score: 11", "Score: 0.9", "", None, '{"score": true}'])
