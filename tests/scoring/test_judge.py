@@ -177,7 +177,7 @@ def test_a_very_long_answer_is_an_error_within_the_limit_of_time(text, server, j
     assert "of at most" in failure(judge(timeout_s=3.0), "a") or "more than" in failure(judge(timeout_s=3.0), "a")
     server.answer = lambda body: text[:100_000]
     failure(judge(timeout_s=3.0, repeats=0, score_json="score"), "a")
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10, "three answers, each within its limit"
 
 
 def test_several_answers_are_averaged(server, judge):
