@@ -24,7 +24,7 @@ from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokeniz
 from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
-from rl4lms_like.system.disk import saving
+from rl4lms_like.system.disk import refuse_links_to_folders, saving
 from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.tracking.run_folder import RunFolder
@@ -93,6 +93,7 @@ def evaluate_run(
         folder = Path(output)
     elif Path(run_or_model).is_dir():
         folder = Path(run_or_model) / "evaluation"
+        refuse_links_to_folders([folder])
     with saving(f"the evaluation (--output) to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         files = RunFolder(folder)

@@ -23,7 +23,7 @@ from rl4lms_like.config.notices import Notice
 from rl4lms_like.config.run_config import DistributedConfig
 from rl4lms_like.offline.pipeline import VISIBLE, ModelRun, load_pipeline
 from rl4lms_like.offline.pipeline_file import Pipeline
-from rl4lms_like.system.disk import reason, with_home
+from rl4lms_like.system.disk import reason, refuse_links_to_folders, with_home
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError, require_extra
 from rl4lms_like.system.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, numbered
@@ -153,6 +153,9 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, *, resume: bool, ra
     """Train a model in `<results>/<name>`, or resume its run; return the path of the final model."""
     from rl4lms_like.run import train_config
     from rl4lms_like.training.resuming.resume import newest_alike
+
+    # The results' folder is the user's choice, also behind a link; what is in it may be another user's.
+    refuse_links_to_folders(takewhile(os.path.lexists, numbered(results / run.name)))
 
     # With `resume`, the newest run of the same config. A finished one is skipped, apart from links that it lacks.
     first_folder = results / run.name  # later runs of this name are in `<name>_2` ...

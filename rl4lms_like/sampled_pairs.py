@@ -40,6 +40,7 @@ from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import refuse_links, saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RewardError, RL4LMsLikeError
+from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.components import build_components
@@ -246,7 +247,7 @@ def _progress(out: Path, digest: str) -> Progress:
 
         # Pairs of other responses must not be mixed, and lines of another file must not be cut off.
         try:
-            progress = Progress(**json.loads(file.read_text(encoding="utf-8")))
+            progress = Progress(**read_json(file))
             is_intact = out.stat().st_size >= progress.n_bytes
         except (FileNotFoundError, ValueError, TypeError):
             is_intact = False

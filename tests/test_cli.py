@@ -378,6 +378,23 @@ def test_what_the_system_refuses_is_no_success(error, message, calls, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("command", [["list", "rewards"], ["list", "samplers"]], ids=" ".join)
+def test_output_that_cannot_be_written_is_one_error_without_a_log_that_does_not_exist(command):
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "rl4lms_like", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            check=False,
+        )
+    assert ran.returncode == 1
+    (line,) = ran.stderr.splitlines()
+    assert line.startswith("cannot write to standard output: ") and "No space left" in line
+
+
 def test_an_interruption_is_status_130(calls, capsys):
     calls("rl4lms_like.run", train=KeyboardInterrupt())
     assert main(["train", "c.yml"]) == 130

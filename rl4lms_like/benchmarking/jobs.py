@@ -29,7 +29,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
 from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.system.disk import refuse_links_to_folders
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
+from rl4lms_like.system.regular_files import read_json, read_small
 from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.record import LARGEST, LARGEST_COUNT
@@ -171,6 +173,8 @@ def prepare_folder(job: Job) -> None:
     Raises:
         RL4LMsLikeError: a run of a killed benchmark still writes to the folder and does not end.
     """
+    refuse_links_to_folders([job.folder])
+
     # First, since a run that still saves itself changes its own state.
     _wait_for_its_end(job.folder)
     state = state_of(job)
@@ -245,7 +249,7 @@ def read_result(folder: Path) -> Result:
         RL4LMsLikeError: the file was not written by a benchmark.
     """
     try:
-        return TypeAdapter(Result).validate_json((folder / RESULT_FILE).read_bytes(), strict=True)
+        return TypeAdapter(Result).validate_json(read_small(folder / RESULT_FILE), strict=True)
     except FileNotFoundError as error:
         raise RL4LMsLikeError(f"{folder / RESULT_FILE} does not exist") from error
     except ValidationError as error:
@@ -257,8 +261,8 @@ def read_result(folder: Path) -> Result:
 def _object_in(file: Path) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if there is none, or the file is incomplete."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = read_json(file)
+    except (FileNotFoundError, ValueError):
         return None
     return content if isinstance(content, dict) else None
 

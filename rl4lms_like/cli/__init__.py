@@ -34,6 +34,8 @@ from rl4lms_like.system.import_paths import use_code_from
 from rl4lms_like.system.ranks import is_main_process
 from rl4lms_like.system.wording import accept_any_character
 
+_WITH_LOG = ("train", "quickstart", "post-train", "pretrain-critic")
+"""Commands that write a run folder, with its log."""
 TIME_TO_REPORT_S = 5.0
 """Time for the main process of several to report an error that all of them have."""
 
@@ -83,6 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
 
     except Exception as error:
+        if isinstance(error, OSError) and error.filename is None and _is_stdout_full():
+            say(f"cannot write to standard output: {reason(error)}\n")
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its exit
+            return 1
         if _is_ours(error):
             raise
         return _unexpected(error, options)
@@ -140,7 +146,8 @@ def _is_ours(error: Exception) -> bool:
 def _unexpected(error: Exception, options: argparse.Namespace) -> int:
     """Report an unexpected error of another library or the system; return the exit status."""
     message = reason(error) if isinstance(error, OSError) else error
-    hint = "for a traceback, see log.txt of the run, or use the same command with --traceback"
+    log = "see log.txt of the run, or " if options.command in _WITH_LOG else ""
+    hint = f"for a traceback, {log}use the same command with --traceback"
     if options.traceback:
         say(traceback.format_exc())
     elif is_denied(error):  # the message says what to do; a traceback would not help
@@ -161,6 +168,17 @@ def _is_stdout_gone() -> bool:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
         return any(event & select.POLLERR for _, event in poll.poll(0))
+    return False
+
+
+def _is_stdout_full() -> bool:
+    """Return whether nothing can be written to standard output, for instance because its disk is full."""
+    # What could not be written is no longer in the buffer: only another line shows it.
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return True
     return False
 
 

@@ -208,6 +208,8 @@ class TrainEvaluationConfig:
         save_rollouts: keep every rollout in `rollouts/`, for `replay` and for `rl4lms-like rollouts`.
         replay: train on the kept rollouts of this run folder instead of generating; `FOLDER:3-7` selects iterations.
             Training ends at the latest with the last of them.
+        accept_edited_rollouts: with `replay`: train also on rollouts that were edited after a run wrote them, for
+            instance with other rewards. If false, they are an error.
     """
 
     eval_batch_size: Count
@@ -223,8 +225,11 @@ class TrainEvaluationConfig:
     n_credit_episodes: Whole = 3
     save_rollouts: bool = False
     replay: str | None = None
+    accept_edited_rollouts: bool = False
 
     def __post_init__(self) -> None:
+        if self.accept_edited_rollouts and self.replay is None:
+            raise ValueError("accept_edited_rollouts has no effect without replay; remove it")
         if self.keep_last is not None and not self.save_model:
             raise ValueError("keep_last has no effect with save_model: false, which writes no checkpoints")
 

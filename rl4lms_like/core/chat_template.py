@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rl4lms_like.core.sample import SPOKEN_KEYS, Sample
+from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import beginning
 
@@ -28,6 +29,9 @@ KEY = "tokenizer.chat_template"
 
 Message: TypeAlias = "dict[str, Any]"
 """`role` and `content`; templates may read further keys. The content is None if there are only tool calls."""
+
+RENDERING_S = 10.0
+"""Seconds after which the rendering of one conversation is given up: nested loops of a template may never end."""
 
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 """The tag with which a template marks what the assistant writes."""
@@ -178,12 +182,13 @@ class ChatTemplate:
             ConfigError: the template does not accept them.
         """
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                self._readable(messages, tools),
-                tools=list(tools) if tools else None,
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
+            with deadline(RENDERING_S, "rendering"):
+                rendered = self.tokenizer.apply_chat_template(
+                    self._readable(messages, tools),
+                    tools=list(tools) if tools else None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                )
         except Exception as error:
             # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
             # roles.
@@ -255,13 +260,14 @@ class ChatTemplate:
         """
         encoded: Any
         if _MARKED.search(str(self.tokenizer.chat_template)):
-            encoded = self.tokenizer.apply_chat_template(
-                self._readable(messages, tools),
-                tools=list(tools) if tools else None,
-                tokenize=True,
-                return_dict=True,
-                return_assistant_tokens_mask=True,
-            )
+            with deadline(RENDERING_S, "rendering"):
+                encoded = self.tokenizer.apply_chat_template(
+                    self._readable(messages, tools),
+                    tools=list(tools) if tools else None,
+                    tokenize=True,
+                    return_dict=True,
+                    return_assistant_tokens_mask=True,
+                )
             ids = encoded["input_ids"]
             return ids, self._until_ends(ids, list(map(bool, encoded["assistant_masks"])))
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.errors import ModelError, RL4LMsLikeError
 from rl4lms_like.system.out_of_memory import is_out_of_memory
+from rl4lms_like.system.regular_files import require_regular_file
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +36,21 @@ Unused = Callable[[Any], Collection[str]]
 
 
 def place_of(model_name: str) -> str:
-    """Return a name as transformers accepts it, with `~` expanded."""
-    return str(with_home(model_name)) if model_name.startswith("~") else model_name
+    """Return a name as transformers accepts it, with `~` expanded.
+
+    Raises:
+        ModelError: it is a folder that contains a device or a pipe, for whose content transformers would wait for ever.
+    """
+    name = str(with_home(model_name)) if model_name.startswith("~") else model_name
+    files: list[Path] = []
+    with suppress(OSError):  # no local folder, or not readable, which transformers reports
+        files = sorted(Path(name).iterdir())
+    for file in files:
+        try:
+            require_regular_file(file)
+        except RL4LMsLikeError as error:
+            raise ModelError(f"cannot load {model_name!r}: {error}") from error
+    return name
 
 
 def names_folder(model_name: str) -> bool:
@@ -56,7 +70,7 @@ def require_folder(what: str, model_name: str) -> None:
     """Report a missing checkpoint early, where its name means a local folder; `what` is its role, for the message.
 
     Raises:
-        ModelError: the folder does not exist.
+        ModelError: the folder does not exist, or contains a device or a pipe.
     """
     # A relative path that is missing is often one of another working directory, so the message names it.
     folder = Path(place_of(model_name))

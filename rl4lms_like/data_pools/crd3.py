@@ -39,6 +39,8 @@ def _episodes(listing: Path) -> Iterator[LocatedRow]:
                 episode = json.load(text)
             except json.JSONDecodeError as error:
                 raise DataPoolError(f"{file}, line {error.lineno}: not JSON: {error.msg}") from error
+            except (ValueError, RecursionError) as error:
+                raise DataPoolError(f"{file}: not readable as JSON: {error}") from error
         if not isinstance(episode, dict):
             raise DataPoolError(f"{file}: expected an object with TURNS, got {shown(episode)}")
 

@@ -185,6 +185,7 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
 def parquet_rows(file: Path) -> Iterator[LocatedRow]:
     """Yield the rows of a parquet file; a `DataPoolError` for one that cannot be read or has a repeated column."""
     parquet = import_extra("pyarrow.parquet", extra="data", needed_by=f"reading {file.name}")
+    refuse_devices(file)
     try:
         table = parquet.ParquetFile(file)
         _refuse_repeated(table.schema_arrow.names, f"{file}: the column")
@@ -214,6 +215,12 @@ def _parsed(text: str, where: str) -> Any:
         return _DECODER.decode(text)
     except DataPoolError as error:  # of `_object`, which has no location
         raise DataPoolError(f"{where}, {error}") from None
+    except json.JSONDecodeError:  # whose position the caller adds
+        raise
+    except RecursionError:
+        raise DataPoolError(f"{where}: not readable as JSON: nested too deeply") from None
+    except ValueError as error:  # Python's limit of the digits of a number
+        raise DataPoolError(f"{where}: not readable as JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

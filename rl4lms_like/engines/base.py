@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -22,7 +22,19 @@ from rl4lms_like.core.episodes import EpisodeBatch
 
 
 class GenerationEngine(ABC):
-    """Generator of responses with a policy's weights."""
+    """Generator of responses with a policy's weights.
+
+    Attributes:
+        samples_policy: the recorded log-probs are those of the policy under its `generation_kwargs`. Then one of
+            exactly 0 is an error where the policy is not sure of the token.
+    """
+
+    samples_policy: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in errors."""
+        return f"the engine {type(self).__name__}"
 
     @abstractmethod
     def generate(

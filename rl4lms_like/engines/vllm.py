@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from annotated_types import Len
+from annotated_types import Interval, Len
 from pydantic import BaseModel, FiniteFloat, ValidationError
 from torch import Tensor
 
@@ -45,8 +45,11 @@ MOVED = 1e-3
 """Change of the policy's log-probs, in nats, from which those of the engine must have changed too."""
 SAME = 1e-5
 """Difference between log-probs, in nats, up to which they are those of the same distribution."""
-LARGEST_ANSWER = 2**30
+LARGEST_ANSWER = 2**27
 """Bytes of an answer from which it is not read any further."""
+
+
+_TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
 
 
 class _LogProb(BaseModel):
@@ -58,7 +61,7 @@ class _LogProbs(BaseModel):
 
 
 class _Choice(BaseModel):
-    token_ids: Annotated[list[int], Len(1)]
+    token_ids: Annotated[list[_TokenId], Len(1)]
     finish_reason: Literal["stop", "length"]
     logprobs: _LogProbs | None = None
     prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
@@ -84,6 +87,7 @@ class VllmEngine(GenerationEngine):
     """
 
     arguments_class = VllmArguments
+    samples_policy = True
 
     def __init__(self, **arguments: Any) -> None:
         self.arguments = VllmArguments(**arguments)
@@ -109,6 +113,11 @@ class VllmEngine(GenerationEngine):
         self._samples_other = False
         self._is_asleep = False
         self._sync_s = 0.0  # seconds of synchronisations since `gaps` was last called
+
+    @property
+    def name(self) -> str:
+        """Name of the engine in errors: its address."""
+        return f"the engine {self.arguments.url}"
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -160,11 +169,17 @@ class VllmEngine(GenerationEngine):
 
         # A server that ignores a parameter would otherwise change the rollout without an error.
         for choice in choices:
+            n_tokens = len(choice.token_ids)
             n_log_probs = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
-            if len(choice.token_ids) > request["max_tokens"]:
-                raise self._error(f"generated {len(choice.token_ids)} tokens, of at most {request['max_tokens']}")
-            if record_log_prob and n_log_probs != len(choice.token_ids):
-                raise self._error(f"answered with {n_log_probs} log-probs of {len(choice.token_ids)} tokens")
+            if n_tokens > request["max_tokens"]:
+                raise self._error(f"generated {n_tokens} tokens, of at most {request['max_tokens']}")
+            if choice.finish_reason == "length" and n_tokens < request["max_tokens"]:
+                raise self._error(
+                    f"cut off a response after {n_tokens} tokens, of {request['max_tokens']}: start it with a larger "
+                    f"--max-model-len (at least the longest prompt plus the longest response plus 1)"
+                )
+            if record_log_prob and n_log_probs != n_tokens:
+                raise self._error(f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
         return self._episodes(prompts, choices, eos_token_ids, stops)
 
     def _episodes(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl4lms_like.system.disk import saving, with_home
+from rl4lms_like.system.disk import refuse_links_in, saving, with_home
 from rl4lms_like.system.errors import EngineError
 
 MARKER = "engine_weights.txt"
@@ -28,7 +28,7 @@ def weights_folder(weights_dir: str) -> Path:
 
     Raises:
         EngineError: it has files of another origin, which would be overwritten.
-        RL4LMsLikeError: it is a file, or cannot be read or written.
+        RL4LMsLikeError: it is a file, cannot be read or written, or has a link, which would redirect the writing.
     """
     folder = with_home(weights_dir).resolve()
     with saving(f"the weights of the engine to {folder}"):
@@ -38,6 +38,7 @@ def weights_folder(weights_dir: str) -> Path:
             raise PermissionError(errno.EACCES, "Permission denied", str(nearest))
         if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).is_file():
             raise EngineError(f"engine.args.weights_dir: {folder} has other files, which would be overwritten")
+        refuse_links_in(folder)
     return folder
 
 
@@ -57,6 +58,7 @@ def save_weights(model: Any, folder: Path) -> None:
     # The marker comes first: a folder whose writing was interrupted may still be overwritten.
     with saving(f"the weights of the engine to {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
+        refuse_links_in(folder)  # once more: the folder may be one that others can write to
         (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
         model.save_pretrained(folder, state_dict=weights, max_shard_size="1TB")
 

@@ -27,6 +27,7 @@ from rl4lms_like.scoring.bleu import ngrams
 from rl4lms_like.scoring.nltk_data import require_data, words
 from rl4lms_like.scoring.score import Texts, existing_file, json_texts
 from rl4lms_like.system.numbers import Count
+from rl4lms_like.system.regular_files import require_regular_file
 
 _TOKEN = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 _LETTER_OR_DIGIT = re.compile(r"\w")
@@ -253,6 +254,7 @@ class NoveltyMetric(TextsMetric):
 
 def read_texts(path: Path, field: str = "text") -> Iterator[str]:
     """Yield the texts of a file, one per line; of a `.jsonl` file, those of `field`."""
+    require_regular_file(path)
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
             if path.suffix != ".jsonl":

@@ -47,6 +47,7 @@ from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.resuming.states import weights_digest
 
@@ -572,6 +573,7 @@ def read_reference(file: Path, digests: Mapping[str, str]) -> dict[str, Tensor]:
     Raises:
         CheckpointError: the file is damaged, or its log-probs were computed from something else.
     """
+    require_regular_file(file)
     try:
         with safe_open(file, framework="pt") as stored:
             stored_digests = json.loads((stored.metadata() or {})[_DIGESTS])

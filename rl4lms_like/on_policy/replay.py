@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from rl4lms_like.on_policy.assemble import Run
 from rl4lms_like.on_policy.rollout_files import StoredRollout, read_rollout
 from rl4lms_like.rollouts.rollout import Rollout
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.secrets import masked
 from rl4lms_like.system.wording import shown
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, kept_rollouts, ranges, rollout_file
@@ -32,10 +33,13 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming.resume import N_SHOWN, Difference, other_computations, own_config
 from rl4lms_like.training.resuming.states import load_random, weights_digest
 
+logger = logging.getLogger(__name__)
+
 KEY = "train_evaluation.replay"
+EDITED = "train_evaluation.accept_edited_rollouts"
 TASK = ("reward_fn", "datapool", "env")
 """Blocks that determine the stored prompts and rewards."""
-_SELECTED = re.compile(r"(?P<folder>.+):(?P<first>\d+)(?:-(?P<last>\d+))?")
+_SELECTED = re.compile(r"(?P<folder>.+):(?P<first>\d{1,18})(?:-(?P<last>\d{1,18}))?")
 
 
 @dataclass(frozen=True)
@@ -107,11 +111,14 @@ def _selection(value: str) -> tuple[Path, list[int]]:
     if selection:
         first = int(selection["first"])
         last = int(selection["last"] or selection["first"])
-    iterations = list(range(first, last + 1))
-    if not iterations:
+    if last < first:
         raise ConfigError([ConfigIssue(KEY, f"{first}-{last} ends before it begins: write {last}-{first}")])
-    if not set(iterations) <= set(kept):
-        message = f"{ranges(iterations)} are not all among the rollouts of {folder}: {ranges(kept)}"
+
+    # Counted, not listed: a range may have more numbers than fit into memory.
+    iterations = [number for number in kept if first <= number <= last]
+    if len(iterations) != last - first + 1:
+        selected = str(first) if first == last else f"{first}-{last}"
+        message = f"{selected} are not all among the rollouts of {folder}: {ranges(kept)}"
         raise ConfigError([ConfigIssue(KEY, message)])
     return folder, iterations
 
@@ -206,6 +213,8 @@ class Replay:
         self.run = run
         self.position = position
         self.plan = plan_of(config)
+        self._accepts_edited = bool(config["train_evaluation"]["accept_edited_rollouts"])
+        self._is_without_digest = False
         stored = self._read(ITERATION, self.plan.iterations[0])
         self._check(stored, origin)
 
@@ -230,15 +239,30 @@ class Replay:
         is_critic = not updates_policy
         number = self.position(is_critic)
         if updates_policy:
-            stored = self._read(ITERATION, self.plan.iterations[number - 1])
+            kind = ITERATION
+            number = self.plan.iterations[number - 1]
         else:
             if number not in kept_rollouts(self.plan.run_folder, CRITIC):
                 message = f"{self.plan.run_folder} has no rollout {number} of the critic's pretraining"
                 raise ConfigError([ConfigIssue("alg.args.critic_pretrain", message)])
-            stored = self._read(CRITIC, number)
+            kind = CRITIC
+        file = self._file(kind, number)
+        stored = self._read(kind, number)
+
+        # An index out of the vocabulary would end the process on a GPU, without a message.
+        for batch in stored.batches:
+            for ids in (batch.episodes.prompt_ids, batch.episodes.response_ids):
+                if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.run.policy.vocab_size:
+                    detail = f"ids of tokens from {int(ids.min())} to {int(ids.max())}"
+                    raise RL4LMsLikeError(f"{file} has {detail}; the policy has {self.run.policy.vocab_size} tokens")
 
         if not self.plan.differences:
-            load_random(*stored.random)  # a reward may have drawn numbers, which dropout then continues
+            # A reward may have drawn numbers, which dropout then continues.
+            try:
+                load_random(*stored.random)
+            except Exception as error:  # an edited state can be anything
+                name = type(error).__name__
+                raise RL4LMsLikeError(f"{file} has no valid state of the random generators: {name}: {error}") from error
             return Rollout(stored.batches, stored.batches, updates_policy=updates_policy, is_replayed=True)
 
         # Of another policy: scored by this one, next to the log-probs of the one that generated the episodes. Batch by
@@ -253,9 +277,25 @@ class Replay:
             batches.append(replace(batch, episodes=episodes, scores=scores))
         return Rollout(batches, batches, updates_policy=updates_policy, is_replayed=True)
 
+    def _file(self, kind: str, number: int) -> Path:
+        return rollout_file(self.plan.run_folder, kind, number, TENSORS)
+
     def _read(self, kind: str, number: int) -> StoredRollout:
-        device = self.run.policy.device
-        return read_rollout(rollout_file(self.plan.run_folder, kind, number, TENSORS), device)
+        """Read a rollout; one that was edited is an `RL4LMsLikeError`, unless the config accepts it."""
+        file = self._file(kind, number)
+        stored = read_rollout(file, self.run.policy.device)
+
+        if stored.is_intact is None and not self._is_without_digest:
+            logger.warning("%s was kept without a digest of its content: whether it was edited is not checked", file)
+            self._is_without_digest = True
+        if stored.is_intact is False:
+            if not self._accepts_edited:
+                raise RL4LMsLikeError(
+                    f"{file} was edited after a run wrote it (its SHA-256 differs). Use the original, or set {EDITED}: "
+                    f"true if the change is intended; the config of this run then records it"
+                )
+            logger.warning("%s was edited after a run wrote it; accepted (%s)", file, EDITED)
+        return stored
 
     def _check(self, stored: StoredRollout, origin: Mapping[str, str]) -> None:
         """Raise a `ConfigError` if the episodes are not those that this policy could generate."""

@@ -335,7 +335,8 @@ class ResumePoint:
         base = self.tracker.checkpoint_base_path
         iteration = numbers["trainer"]["iteration"]
         state = TrainingState(numbers, tensors)
-        with saving(f"the checkpoint of iteration {iteration}"), with_filename(base / name.format(iteration)):
+        folder = base / name.format(iteration)
+        with saving(f"the checkpoint of iteration {iteration} to {folder}"), with_filename(folder):
             # Flushes the run's files to disk: the checkpoint refers to their sizes.
             self.tracker.file_sizes()
             keep = self.schedule.keep_last

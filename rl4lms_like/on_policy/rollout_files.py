@@ -2,10 +2,13 @@
 
 0.episodes.prompt_ids  0.scores.values  0.rewards  0.reward_parts.<name>    of the first generation batch
 random.torch ...                                                            of the generators after the rollout
+
+The header has a digest of all of it, so that a rollout that was edited is not taken for what a policy generated.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,12 +21,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.sampled_log_probs import impossible_log_probs
 from rl4lms_like.on_policy.assemble import Run
 from rl4lms_like.on_policy.token_credit import listed
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rollouts.rollout import Rollout, RolloutBatch
-from rl4lms_like.system.disk import flush, refuse_links, remove_path, saving
+from rl4lms_like.system.disk import flush, refuse_links_to_folders, remove_path, saving
 from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, TEXTS, kept_rollouts, rollout_file
 from rl4lms_like.tracking.run_folder import ROLLOUTS, to_json, write_whole
 from rl4lms_like.training.resuming.checkpoints import write_tensors
@@ -32,6 +37,10 @@ from rl4lms_like.training.resuming.states import random_state
 _KEY = "rollout"
 """The only key of the metadata: the order of several keys in the file would be random."""
 _EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
+_IDS = ("prompt_ids", "response_ids", "group_ids", "prompt_rows")
+_MASKS = ("prompt_mask", "response_mask", "terminated", "observed")
+_DTYPES = {**dict.fromkeys(_IDS, torch.int64), **dict.fromkeys(_MASKS, torch.bool), "allowed": torch.uint8}
+"""Type of each field of the episodes; all other tensors of a rollout are float32."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,14 @@ class StoredRollout:
         batches: generation batches, scored.
         origin: digests of what the rollout was generated with, see `Recorder`.
         random: state of the global random generators after the rollout: numbers and tensors.
+        is_intact: True if its content is the one that the run wrote, False if it was edited since; None if it is of a
+            version that wrote no digest, so that this is unknown.
     """
 
     batches: list[RolloutBatch]
     origin: dict[str, str]
     random: tuple[dict[str, Any], dict[str, Tensor]]
+    is_intact: bool | None
 
 
 class Recorder:
@@ -68,8 +80,7 @@ class Recorder:
         self.folder = folder
         self.position = position
         self.origin = origin
-        if (folder / ROLLOUTS).is_symlink():
-            refuse_links([folder / ROLLOUTS])
+        refuse_links_to_folders([folder / ROLLOUTS])
         (folder / ROLLOUTS).mkdir(exist_ok=True)
 
     def record(self, rollout: Rollout) -> None:
@@ -84,7 +95,8 @@ class Recorder:
         for index, batch in enumerate(rollout.batches):
             tensors |= {f"{index}.{name}": tensor for name, tensor in _tensors_of(batch).items()}
             batches.append({"prompt_side": batch.episodes.prompt_side, "sample_ids": list(batch.sample_ids)})
-        header = json.dumps({"origin": self.origin, "batches": batches, "random": random_numbers})
+        described = {"origin": self.origin, "batches": batches, "random": random_numbers}
+        header = json.dumps({**described, "digest": _digest(tensors, described)})
 
         # The tensors last, under their own name only once they are whole: a rollout without them does not count.
         partial = file.with_name(f"{file.name}.partial")
@@ -153,24 +165,43 @@ def _tensors_of(batch: RolloutBatch) -> dict[str, Tensor]:
     return tensors | {f"reward_parts.{name}": tensor for name, tensor in batch.reward_parts.items()}
 
 
+def _digest(tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all tensors of a rollout, with their names and shapes, and of the rest of its header."""
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(content)
+    return digest.hexdigest()
+
+
 def read_rollout(file: Path, device: torch.device | str = "cpu") -> StoredRollout:
     """Read a rollout; its tensors are put on a device.
 
     Raises:
-        RL4LMsLikeError: the file cannot be read, or was not written by a run.
+        RL4LMsLikeError: the file cannot be read, was not written by a run, or has numbers that cannot be.
     """
+    require_regular_file(file)
     try:
         with safe_open(file, framework="pt") as stored:
             header = json.loads(stored.metadata()[_KEY])
-            by_batch: dict[str, dict[str, Tensor]] = {}  # the number of the batch, or `random`
-            for name in stored.keys():  # noqa: SIM118  (not a mapping)
-                number, _, rest = name.partition(".")
-                by_batch.setdefault(number, {})[rest] = stored.get_tensor(name)
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
 
+        # Of a version before 0.3 there is no digest.
+        digest = header.pop("digest", None)
+        is_intact = None if digest is None else digest == _digest(tensors, header)
+
+        by_batch: dict[str, dict[str, Tensor]] = {}  # the number of the batch, or `random`
+        for name, tensor in tensors.items():
+            number, _, rest = name.partition(".")
+            by_batch.setdefault(number, {})[rest] = tensor
         batches = []
         for index, described in enumerate(header["batches"]):
             batches.append(_batch_of(by_batch[str(index)], described, device))
-        return StoredRollout(batches, dict(header["origin"]), (header["random"], by_batch["random"]))
+        if not batches:
+            raise ValueError("it has no episodes")
+        random_state_after = (dict(header["random"]), by_batch["random"])
+        return StoredRollout(batches, dict(header["origin"]), random_state_after, is_intact)
     except Exception as error:  # damaged bytes can cause any exception while they are parsed
         raise RL4LMsLikeError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
 
@@ -182,13 +213,30 @@ def _batch_of(tensors: dict[str, Tensor], described: dict[str, Any], device: tor
         group, _, rest = name.partition(".")
         groups[group][rest] = tensor.to(device)
 
+    for name, tensor in groups["episodes"].items():
+        _check_dtype(f"episodes.{name}", tensor, _DTYPES.get(name, torch.float32))
     episodes = EpisodeBatch(**groups["episodes"], prompt_side=described["prompt_side"])
     scores = EpisodeScores(**groups["scores"])
     rewards = groups["rewards"][""]
     sample_ids = [str(sample_id) for sample_id in described["sample_ids"]]
     batch = RolloutBatch(episodes, rewards, reward_parts=groups["reward_parts"], sample_ids=sample_ids, scores=scores)
 
-    flat = [batch.rewards, *scores, *batch.reward_parts.values()]
-    if any(field.shape != (episodes.n_tokens,) for field in flat) or len(sample_ids) != episodes.n_episodes:
+    flat: dict[str, Tensor] = {"rewards": rewards, **scores._asdict(), **groups["reward_parts"]}
+    if episodes.behavior_log_prob is not None:
+        flat["behavior_log_prob"] = episodes.behavior_log_prob
+    for name, tensor in flat.items():
+        _check_dtype(name, tensor, torch.float32)
+        if not bool(torch.isfinite(tensor).all()):
+            raise ValueError(f"{name} has values that are not finite")
+        problem = impossible_log_probs(tensor) if name.endswith("log_prob") else None
+        if problem is not None:
+            raise ValueError(f"{name}: {problem}")
+
+    if any(field.shape != (episodes.n_tokens,) for field in flat.values()) or len(sample_ids) != episodes.n_episodes:
         raise ValueError("its tensors do not match each other")
     return batch
+
+
+def _check_dtype(name: str, tensor: Tensor, expected: torch.dtype) -> None:
+    if tensor.dtype != expected:
+        raise ValueError(f"{name} is {tensor.dtype}, expected {expected}")

@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
-from rl4lms_like.engines.base import GenerationEngine
+from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.policies.arguments import (
     OWN_ENGINE,
     PolicyArguments,
@@ -39,7 +39,7 @@ from rl4lms_like.policies.arguments import (
     engine_issues,
     samples_other_distribution,
 )
-from rl4lms_like.policies.generation import TextGenerator
+from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.parity import (
@@ -387,14 +387,14 @@ class LMActorCriticPolicy(BasePolicy):
             self.engine.update(self)
 
         # The policy's own generator was built with its arguments, an external engine without them.
-        generator: GenerationEngine = self.generator
+        generate = self.generator.generate
         if self.engine.external is not None:
-            generator = self.engine.external
+            generate = self.engine.generate
             if generation_kwargs is None:
                 generation_kwargs = self.arguments.generation_kwargs
 
         with self.gathered(to_generate=True):
-            episodes = generator.generate(
+            episodes = generate(
                 prompt_ids,
                 prompt_mask,
                 eos_token_ids=eos_token_ids,
@@ -403,12 +403,47 @@ class LMActorCriticPolicy(BasePolicy):
                 seed=seed,
                 **sampling,
             )
+        self.engine.check_ids(episodes, self.vocab_size)
         return episodes.to(self.device)
 
     @property
     def samples_other_distribution(self) -> bool:
         """True if `generation_kwargs` sample from another distribution than the one that is trained."""
         return samples_other_distribution(self.arguments.generation_kwargs)
+
+    @torch.no_grad()
+    def generation_log_prob(
+        self, episodes: EpisodeBatch, *, eos_token_ids: Sequence[int], max_new_tokens: int | None
+    ) -> Tensor:
+        """Return the log-prob of each action under the distribution that `generation_kwargs` sample from `[n_tokens]`.
+
+        Greedy responses have those of the model, as an engine gives them.
+
+        Args:
+            episodes: the episodes.
+            eos_token_ids: tokens that end a response; a minimum length excludes them.
+            max_new_tokens: the environment's limit.
+        """
+        arguments = generate_arguments(
+            self.arguments.generation_kwargs,
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=eos_token_ids,
+            is_encoder_decoder=self.reader.prompt_side == "right",
+        )
+        logits = self.action_logits(episodes)  # [n_tokens, vocab]
+        if arguments.get("min_new_tokens"):
+            n_before = episodes.action_mask.cumsum(dim=1)[episodes.action_mask] - 1  # tokens before each action
+            is_too_early = (n_before < arguments["min_new_tokens"]).unsqueeze(1)
+            is_end = torch.zeros_like(logits[:1], dtype=torch.bool)
+            is_end[:, list(eos_token_ids)] = True
+            logits = logits.masked_fill(is_too_early & is_end, -torch.inf)
+
+        processors = []
+        if arguments.get("do_sample"):
+            processors = separate_warpers(arguments, None, self.device)[1]
+        for processor in processors:
+            logits = processor(episodes.response_ids, logits)
+        return logits.log_softmax(dim=-1).gather(1, episodes.actions.unsqueeze(1)).squeeze(1)
 
     # --- scoring ------------------------------------------------------------------------------------------------
 

@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.sampled_log_probs import impossible_log_probs
 from rl4lms_like.engines.base import GenerationEngine
+from rl4lms_like.system.errors import EngineError
 from rl4lms_like.system.ranks import Ranks
 
 
@@ -88,6 +90,28 @@ class PolicyEngine:
         if self.external is not None and self.ranks.is_main and not self.is_ahead:
             self.external.rest()
 
+    def generate(self, prompt_ids: Tensor, prompt_mask: Tensor, **arguments: Any) -> EpisodeBatch:
+        """Generate with the external engine; see `GenerationEngine.generate`.
+
+        Raises:
+            EngineError: the engine failed, or a log-prob of its tokens cannot be.
+        """
+        assert self.external is not None
+        episodes = self.external.generate(prompt_ids, prompt_mask, **arguments)
+        if episodes.behavior_log_prob is not None:
+            problem = impossible_log_probs(episodes.behavior_log_prob)
+            if problem is not None:
+                raise EngineError(f"{self.external.name}: {problem}")
+        return episodes
+
+    def check_ids(self, episodes: EpisodeBatch, vocab_size: int) -> None:
+        """Raise an `EngineError` if an engine's responses have tokens that the policy does not have."""
+        # On a GPU an id out of the vocabulary would end the process, without a message.
+        ids = episodes.response_ids[episodes.response_mask]
+        if self.external is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+            detail = f"ids of tokens from {int(ids.min())} to {int(ids.max())}"
+            raise EngineError(f"{self.external.name} returned {detail}; the policy has {vocab_size} tokens")
+
     def generate_in_background(
         self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]
     ) -> list[Future[EpisodeBatch]]:
@@ -99,8 +123,7 @@ class PolicyEngine:
         Returns:
             The episodes of each call; after one that fails, all have its error.
         """
-        engine = self.external
-        assert engine is not None, "the policy's own model cannot generate while it is updated"
+        assert self.external is not None, "the policy's own model cannot generate while it is updated"
         responses: list[Future[EpisodeBatch]] = [Future() for _ in calls]
 
         # torch's gradient mode belongs to a thread, so that of the caller is not the one of this function.
@@ -112,7 +135,7 @@ class PolicyEngine:
                 try:
                     if failure is not None:
                         raise failure
-                    episodes = engine.generate(prompt_ids, prompt_mask, **arguments)
+                    episodes = self.generate(prompt_ids, prompt_mask, **arguments)
                 except BaseException as error:
                     failure = error
                     future.set_exception(error)

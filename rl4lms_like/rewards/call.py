@@ -305,7 +305,14 @@ def texts_to_score(samples: Sequence[Sample], responses: Sequence[str]) -> list[
 
 def as_list(scores: Any) -> list[Any] | None:
     """Convert the result of a batched reward (sequence, array or tensor) to a list; None for anything else."""
-    values = scores.tolist() if hasattr(scores, "tolist") else scores
+    # A tensor may have no data (of the device "meta", or sparse); what it raises is torch's choice.
+    values = scores
+    if hasattr(scores, "tolist"):
+        try:
+            values = scores.tolist()
+        except Exception:
+            return None
+
     # Texts, mappings and sets can be iterated, but their items are not scores in the order of the responses.
     if isinstance(values, (str, bytes, Mapping, Set)) or not hasattr(values, "__len__"):
         return None

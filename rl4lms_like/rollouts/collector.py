@@ -239,7 +239,14 @@ class RolloutCollector:
         # The recorder comes first: it keeps the state of the random generators, from which what follows may draw.
         if self._recorder is not None:
             self._recorder.record(rollout)
-        info |= engine_gaps(rollout, buffer, self.policy, self.ranks)
+        info |= engine_gaps(
+            rollout,
+            buffer,
+            self.policy,
+            self.ranks,
+            eos_token_ids=self.eos_token_ids,
+            max_new_tokens=self.max_episode_length,
+        )
 
         # The prompt sampler learns from this rollout before the prompts of the next one are drawn.
         info |= update_sampler(rollout, self.env)
@@ -314,7 +321,9 @@ class RolloutCollector:
                     arguments = self.sampling_arguments(drawn.seed)
                     episodes = self.policy.generate(drawn.prompt_ids, drawn.prompt_mask, **arguments)
                 else:
-                    episodes = drawn.responses.result().to(self.policy.device)
+                    episodes = drawn.responses.result()
+                    self.policy.engine.check_ids(episodes, self.policy.vocab_size)
+                    episodes = episodes.to(self.policy.device)
                     if episodes.behavior_log_prob is None:
                         raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
             # The episodes of a group share a prompt: `group_ids` compares their rewards, `prompt_rows` lets passes over

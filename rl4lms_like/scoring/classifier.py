@@ -20,8 +20,10 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from rl4lms_like.core.chat_template import RENDERING_S
 from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.system.numbers import Count, Finite, NonNegative, Whole
 
@@ -305,7 +307,8 @@ class RewardModelScore(ModelArguments, Score):
             name = self.classifier.model_name
             raise ModelError(f"the tokenizer of {name!r} has no chat template; choose another template than 'chat'")
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
-        return tokenizer.apply_chat_template(messages, tokenize=False)
+        with deadline(RENDERING_S, "rendering by the chat template"):
+            return tokenizer.apply_chat_template(messages, tokenize=False)
 
 
 @dataclass(eq=False)

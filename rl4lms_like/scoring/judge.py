@@ -70,6 +70,14 @@ _POINTS = {"a": 1.0, "tie": 0.5, "b": 0.0}
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _OBJECT = re.compile(r'\{\s*"')
 _RANGE = (1.0, 10.0)
+_VERSION = re.compile(r"[-@:](?:\d{2,4}-\d\d-\d\d|\d{4,8})")
+"""End of a model's name that stands for its version: a server answers for `gpt-4o` as `gpt-4o-2024-08-06`."""
+_LONGEST_ANSWER = 100_000
+"""Characters of an answer: the time that it takes to search it for a score has no other limit."""
+_MOST_BROKEN_OBJECTS = 1000
+"""Number of beginnings of objects that are no JSON, above which an answer has no score."""
+_LARGEST_BODY = 2**20
+"""Bytes of the body of an answer."""
 _LOCKED_S = 60.0
 """Seconds to wait while another process writes to the cache."""
 
@@ -86,6 +94,8 @@ class AnswerCache:
 
     def __init__(self, folder: str) -> None:
         self._file = with_home(folder).absolute() / "answers.sqlite"
+        if self._file.exists() and not self._file.is_file():
+            raise ValueError(f"cache: {self._file} is not a regular file; remove it")
         with self._database() as database:
             database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL)")
 
@@ -97,8 +107,18 @@ class AnswerCache:
             for key in keys:
                 row = database.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
                 if row is not None:
-                    answers[key] = json.loads(row[0])
+                    answers[key] = self._decoded(row[0])
         return answers
+
+    def _decoded(self, stored: Any) -> str:
+        """Return a stored answer; one that this class did not write is a `ValueError`."""
+        try:
+            answer = json.loads(stored)
+        except (TypeError, ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, str) or len(answer) > _LONGEST_ANSWER:
+            raise ValueError(f"cache: {self._file} was changed: it has an answer that no judge stored; remove the file")
+        return answer
 
     def write(self, key: str, answer: str) -> None:
         """Store an answer; after the return it survives the end of the process."""
@@ -124,7 +144,7 @@ class LLMJudge(Score):
 
     Args:
         url: address of the API, `http://127.0.0.1:8000/v1`, without user name and password.
-        model: name of the model on the server.
+        model: name of the model on the server. An answer of another model is an error; versions of a name are the same.
         template: message to the model, with the placeholders `{response}` and optionally `{prompt}` and `{reference}`;
             with `compare_with`, `{response_a}` and `{response_b}`. Default: a rating from 1 to 10, or a comparison.
         compare_with: instead of a rating, the fraction of the other `responses` to the same prompt in a call, or of the
@@ -146,6 +166,7 @@ class LLMJudge(Score):
         headers_from_env: header -> name of the environment variable that holds its value, for example
             `{Authorization: JUDGE_AUTHORIZATION}` with the value `Bearer ...`.
         cache: folder in which answers are stored; they are found again by URL, request and number of the sample.
+        answer_models: further names under which the server's answers are accepted, if `model` is an alias.
     """
 
     url: str
@@ -167,6 +188,7 @@ class LLMJudge(Score):
     max_seconds: Positive | None = None
     headers_from_env: dict[str, str] | None = None
     cache: str | None = None
+    answer_models: list[str] | None = None
 
     def __post_init__(self) -> None:
         is_rating = self.compare_with is None
@@ -188,6 +210,7 @@ class LLMJudge(Score):
             timeout_s=self.timeout_s,
             retries=self.retries,
             headers_from_env=self.headers_from_env,
+            max_response_bytes=_LARGEST_BODY,
             max_connections=self.concurrency,
         )
         # Of this process, in all calls: what `max_requests` and `max_seconds` limit.
@@ -376,8 +399,10 @@ class LLMJudge(Score):
     async def _ask(self, key: str, message: str) -> float:
         """Return the value of the first answer that has one, and store that answer."""
         for _ in range(self.repeats + 1):
-            answer = await self._answer(message)
-            value = self._value(answer)
+            answer, is_complete = await self._answer(message)
+
+            # The "Score: 1" of an answer that was cut off may be the beginning of "Score: 10".
+            value = self._value(answer) if is_complete else None
             if value is not None:
                 if self._cache is not None:
                     self._cache.write(key, answer)
@@ -387,10 +412,13 @@ class LLMJudge(Score):
         what = f"the key {self.score_json!r}" if self.score_json else f"the regex {self._regex!r}"
         valid = "" if self.compare_with or self.score_range is None else " from {:g} to {:g}".format(*self.score_range)
         detail = f"answered {self.repeats + 1} times without a valid score{valid} under {what}; the last answer"
+        if not is_complete:
+            detail = f"cut off its answers (finish_reason: length), also the last of {self.repeats + 1}"
+            detail += "; raise the limit of tokens in `request`; the answer"
         raise self._client.error(detail, answer.encode(errors="replace"))
 
-    async def _answer(self, message: str) -> str:
-        """Return the text of one answer without secrets, which a server may repeat."""
+    async def _answer(self, message: str) -> tuple[str, bool]:
+        """Return the text of one answer without secrets, which a server may repeat, and whether it is complete."""
         # Checked again, because repeated answers come on top of the requests that `_means` counted.
         if self.max_requests is not None and self._n_requests >= self.max_requests:
             raise RemoteError(f"{self.url}: no request is left of max_requests: {self.max_requests}")
@@ -399,10 +427,29 @@ class LLMJudge(Score):
         content = await self._client.answer(self._body(message))
         decoded = self._client.decoded(content)
         try:
-            text = decoded["choices"][0]["message"]["content"]
+            choice = decoded["choices"][0]
+            text = choice["message"]["content"]
         except (TypeError, LookupError):
             raise self._client.error("answered 200 without choices[0].message.content", content) from None
-        return self._client.without_secrets(text) if isinstance(text, str) else ""
+
+        # Servers that serve one model may leave out its name.
+        model = decoded.get("model")
+        if isinstance(model, str) and not self._is_the_model(model):
+            hint = "if it is the same, add it to `answer_models`"
+            raise self._client.error(f"answered as the model {model[:100]!r} instead of {self.model!r}; {hint}")
+        if not isinstance(text, str):
+            return "", True
+        if len(text) > _LONGEST_ANSWER:
+            raise self._client.error(f"answered with {len(text)} characters, of at most {_LONGEST_ANSWER}", content)
+        return self._client.without_secrets(text), choice.get("finish_reason") != "length"
+
+    def _is_the_model(self, name: str) -> bool:
+        """Return whether an answer under this name is one of the requested model, also as a version of it."""
+        for requested in (self.model, *(self.answer_models or ())):
+            newest = requested.removesuffix("-latest")
+            if name == requested or (name.startswith(newest) and _VERSION.fullmatch(name[len(newest) :])):
+                return True
+        return False
 
     def _value(self, answer: str) -> float | None:
         """Return the score in an answer, or the result for response A of a comparison; None if it has no valid one."""
@@ -447,11 +494,19 @@ def json_value(text: str, key: str) -> Any:
     decoder = json.JSONDecoder()
     value = None
     end = 0
+    n_failed = 0
 
     while start := _OBJECT.search(text, end):
         try:
             decoded, end = decoder.raw_decode(text, start.start())
             value = decoded.get(key, value)
-        except (ValueError, RecursionError):
+        except ValueError:
             end = start.end()
+            n_failed += 1
+        except RecursionError:
+            return None
+
+        # No answer of a model: to try each of tens of thousands of objects would take seconds.
+        if n_failed > _MOST_BROKEN_OBJECTS:
+            return None
     return value

@@ -136,7 +136,7 @@ def json_texts(line: str, field: str, where: str, *, bare: bool) -> list[str]:
     """
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of a number with too many digits
         raise ValueError(f"{where}: not JSON: {error}") from error
 
     # {"references": ["a", "b"]}, {"references": "a"}, or with `bare` also ["a", "b"] and "a".

@@ -61,6 +61,10 @@ def reason(error: OSError) -> str:
         return f"{error}. Free some space there, then run the same command again"
     if is_denied(error):
         return f"{error}. It is read-only or another user's: change its permissions, or use a copy or another folder"
+    if number == errno.EBADF:
+        return (
+            f"{error}. Something in this process, such as a reward or a metric, has closed a file that it did not open"
+        )
     return str(error)
 
 
@@ -102,6 +106,29 @@ def refuse_links(files: Iterable[Path]) -> None:
         else:
             continue
         raise RL4LMsLikeError(f"{file} is {kind} and will not be written to; replace it with a copy, or remove it")
+
+
+def refuse_links_to_folders(folders: Iterable[Path]) -> None:
+    """Check folders before something is written into them: they may be missing, but not links.
+
+    Raises:
+        RL4LMsLikeError: one of them is a symbolic link.
+    """
+    for folder in folders:
+        if folder.is_symlink():
+            raise RL4LMsLikeError(
+                f"{folder} is a symbolic link and will not be written to; remove it, or name its target"
+            )
+
+
+def refuse_links_in(folder: Path) -> None:
+    """Check all files of a folder before some of them are written; folders in it are left out.
+
+    Raises:
+        RL4LMsLikeError: one of the files or folders is a symbolic link, or a file is a hard link or no regular file.
+    """
+    if folder.is_dir():
+        refuse_links(path for path in sorted(folder.iterdir()) if path.is_symlink() or not path.is_dir())
 
 
 def remove_path(path: Path) -> None:

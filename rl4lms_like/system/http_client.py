@@ -9,6 +9,7 @@ Headers with secrets are read from the environment. They never appear in a confi
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import json
 import os
 import re
@@ -134,7 +135,7 @@ class HttpClient:
         except httpx2.TransportError as error:
             raise _TemporaryError(f"could not be reached: {type(error).__name__}: {error}") from error
         # `from None`: its text is masked in our message; a chained error would show it as it is.
-        except httpx2.RequestError as error:
+        except (httpx2.RequestError, httpx2.InvalidURL) as error:
             raise self.error(f"did not return a valid answer: {type(error).__name__}: {error}") from None
         raise self.error(f"redirects more than {_MAX_REDIRECTS} times")
 
@@ -173,9 +174,14 @@ class HttpClient:
 
     def _redirected(self, url: str, location: str, status: int) -> str:
         """Return the target of a redirect to the same server; any other target is an error."""
-        target = urljoin(url, location)
+        try:
+            target = urljoin(url, location)
+            target_server = urlsplit(target)[:2]
+        except ValueError:
+            raise self.error(f"answered {status}, a redirect to an invalid address") from None
+
         # Scheme, host and port: another server, or the same without encryption, must not receive the secret headers.
-        if urlsplit(target)[:2] != urlsplit(self.url)[:2]:
+        if target_server != urlsplit(self.url)[:2]:
             target_url = _without_query(target)
             raise self.error(f"answered {status}, a redirect to {target_url}; other servers are not followed")
         return target
@@ -187,8 +193,19 @@ class HttpClient:
         if self._client is None or self._client_loop is not loop:
             import httpx2
 
+            # A transport of our own excludes the environment's proxies, which could not reach this machine's loopback.
             limits = httpx2.Limits(max_connections=self.max_connections)
-            self._client = httpx2.AsyncClient(timeout=None, limits=limits, follow_redirects=False)
+            transport = None
+            try:
+                if _is_loopback(self.url):
+                    transport = httpx2.AsyncHTTPTransport(limits=limits)
+                self._client = httpx2.AsyncClient(
+                    timeout=None, limits=limits, follow_redirects=False, transport=transport
+                )
+            except (OSError, ValueError, ImportError) as error:
+                variables = "HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, SSL_CERT_FILE, SSL_CERT_DIR"
+                detail = f"{type(error).__name__}: {error}"
+                raise self.error(f"cannot be requested with the environment's {variables}: {detail}") from None
             self._client_loop = loop
         return self._client
 
@@ -252,9 +269,21 @@ def check_url(url: str) -> None:
         )
 
 
+def _is_loopback(url: str) -> bool:
+    """Return whether a URL is of this machine: `localhost`, 127.0.0.0/8 or ::1."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
+
+
 def _without_query(url: str) -> str:
     """Return the URL without the parts that may be secret: user name, password, query and fragment."""
-    split_url = urlsplit(url)
+    try:
+        split_url = urlsplit(url)
+    except ValueError:  # of a redirect, for instance "http://[": a server can send anything
+        return "an invalid address"
     return urlunsplit((split_url.scheme, split_url.netloc.rpartition("@")[2], split_url.path, "", ""))
 
 

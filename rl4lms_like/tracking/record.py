@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.system.wording import shown
 from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.sink import Epoch
@@ -69,6 +70,7 @@ def read_run(path: str | Path) -> RunRecord:
     """
     path = Path(path)
     config = path / run_folder.CONFIG_FILE
+    require_regular_file(config)
     if not config.is_file():
         raise RL4LMsLikeError(f"{path} is not a run folder: it has no {config.name}")
 
@@ -174,6 +176,7 @@ def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Ite
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSONL file without an incomplete last line; other content is an `RL4LMsLikeError`."""
     # Without a line end the last line is incomplete: it is being written, or its process was killed.
+    require_regular_file(file)
     whole_lines = file.read_bytes().rpartition(b"\n")[0] if file.is_file() else b""
     return [_object(_parsed(line, file), file) for line in whole_lines.split(b"\n") if line.strip()]
 
@@ -187,6 +190,7 @@ def _parsed(content: bytes, file: Path) -> Any:
 
 def _times(log: Path) -> tuple[datetime | None, datetime | None]:
     """Return the first and the last time in a log."""
+    require_regular_file(log)
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     times = TIME_IN_LOG.findall(text)
     try:

@@ -35,6 +35,7 @@ from filelock import FileLock, Timeout
 
 from rl4lms_like.system.disk import flush, reason, refuse_links, remove_path, with_filename
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
+from rl4lms_like.system.regular_files import read_json, require_regular_file
 from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.tracking.sink import Epoch, Predictions, Sink
 
@@ -104,8 +105,8 @@ class RunFolder(Sink):
         # A damaged file is replaced: it must not keep a run from being resumed.
         file = self.path / ENVIRONMENT_FILE
         try:
-            entries = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            entries = read_json(file)
+        except (OSError, ValueError, RL4LMsLikeError):
             entries = []
         if not isinstance(entries, list):
             entries = []
@@ -275,6 +276,7 @@ def _is_of_the_start(file: Path) -> bool:
 
     # The beginning of each line is compared, which may be shorter: a line may be incomplete after a crash.
     if file.match(METRICS_FILES):
+        require_regular_file(file)
         first = '{"epoch": 0,'
         return all(first.startswith(line[: len(first)]) for line in file.read_text(encoding="utf-8").splitlines())
     if file.match(f"{PREDICTIONS_FILES}*"):
@@ -340,6 +342,7 @@ def first_scores(path: Path) -> dict[str, dict[str, Any]]:
     scores_by_split: dict[str, dict[str, Any]] = {}
     for file in path.glob(METRICS_FILES):
         split = file.name.removesuffix(METRICS_FILES[1:])
+        require_regular_file(file)
         # The console compares with these; a damaged file costs the comparison, not the run.
         with suppress(OSError, ValueError, RecursionError, KeyError, TypeError), file.open(encoding="utf-8") as lines:
             scores_by_split[split] = dict(json.loads(next(lines, ""))["metrics"])

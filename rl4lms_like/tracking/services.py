@@ -16,7 +16,8 @@ from typing import Any, Protocol
 
 from stable_baselines3.common.logger import HumanOutputFormat, KVWriter, Logger, TensorBoardOutputFormat
 
-from rl4lms_like.system.errors import import_extra
+from rl4lms_like.system.errors import RL4LMsLikeError, import_extra
+from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.tracking.run_folder import to_json, write_whole
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
@@ -212,11 +213,11 @@ def _path_from_project(run: RunDescription) -> str:
 def _id_of(run: RunDescription) -> tuple[str | None, str]:
     """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
     try:
-        content = json.loads((run.path / ID_FILE).read_text(encoding="utf-8"))
+        content = read_json(run.path / ID_FILE)
         run_id = content["id"]
         project = content["project"]
         path = content.get("place", f"{project}/{content['experiment']}")
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RL4LMsLikeError):
         return None, run.project
 
     # A copied folder is another run: its numbers must not be added to those of the original.

@@ -21,6 +21,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.regular_files import LARGEST_TEMPLATE, read_small
 from rl4lms_like.system.wording import excerpt, raised
 
 SPLITS = ("train", "val", "test")
@@ -45,8 +46,9 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     # A text is the path of a template; True stands for the tokenizer's own.
     if isinstance(config.chat_template, str):
         try:
-            tokenizer.chat_template = with_home(config.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeError) as error:
+            template = read_small(with_home(config.chat_template), LARGEST_TEMPLATE)
+            tokenizer.chat_template = template.decode("utf-8")
+        except (OSError, UnicodeError, RL4LMsLikeError) as error:
             raise chat_template_issue(f"cannot read {config.chat_template!r}: {error}") from error
     if config.chat_template and not getattr(tokenizer, "chat_template", None):
         message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"

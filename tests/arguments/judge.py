@@ -72,6 +72,19 @@ def header(tried: Tried) -> str | None:
     return judge.headers[0].get("X-Who")
 
 
+def of_an_alias(tried: Tried) -> str:
+    def answer(body) -> str:
+        raise Answer(content={"model": "alias", "choices": [{"message": {"content": "Score: 4"}}]})
+
+    with judge_server(answer) as judge:
+        try:
+            tried_once = replace(tried, args=tried.args | {"url": judge.url})
+            tried_once.scores()
+        except (RewardError, MetricError):
+            return "refused"
+    return "accepted"
+
+
 ROWS: dict[str, Acts | Silent] = {
     "url": Acts(lambda places: JudgeServer(lambda body: "Score: 4").url),
     "model": Acts("another"),
@@ -91,5 +104,6 @@ ROWS: dict[str, Acts | Silent] = {
     "max_requests": Acts(1, refused="max_requests"),
     "max_seconds": Acts(1e-6, refused="max_seconds"),
     "headers_from_env": Acts({"X-Who": "NAME_OF_WHO_ASKS"}, header),
+    "answer_models": Acts(["alias"], of_an_alias),
     "cache": Acts(lambda places: str(places.root / "judge"), n_requests),
 }

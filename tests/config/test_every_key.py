@@ -306,6 +306,9 @@ RUN: dict[str, Row | Silent] = {
     "train_evaluation.n_credit_episodes": Row(1, see.whole_run),
     "train_evaluation.save_rollouts": Row(True, see.whole_run),
     "train_evaluation.replay": Row("no/such/run", lambda made: with_replay(made.run.config)),
+    "train_evaluation.accept_edited_rollouts": Row(
+        True, see.replays_of_edited_rollouts, {"train_evaluation.replay": "no/such/run"}
+    ),
     "seed": Row(1, see.texts),
     "device": Row("cuda:7", lambda made: made.policy.device.type),
     "n_threads": Row(

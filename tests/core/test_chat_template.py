@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 
 from rl4lms_like.core.chat_template import ChatTemplate
@@ -99,3 +102,14 @@ def test_without_special_tokens_the_whole_rest_is_written():
 def test_a_template_that_changes_earlier_messages_is_an_error_unless_it_marks_the_answers():
     with raises_at("tokenizer.chat_template", mentions="{% generation %}"):
         ChatTemplate(chat_tokenizer(FORGETFUL)).encode(TURNS)
+
+
+def test_a_template_whose_loops_never_end_is_an_error_with_the_sample(tokenizer, monkeypatch):
+    inner = "{% for i in range(99999) %}{% for i in range(99999) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = inner + "{{ messages[0].content }}"
+    monkeypatch.setattr("rl4lms_like.core.chat_template.RENDERING_S", 0.2)
+    start = time.monotonic()
+    with raises_at("tokenizer.chat_template", mentions="sample 'a'"):
+        ChatTemplate(tokenizer).with_rendered_prompt(Sample("a", "Hello", []))
+    assert time.monotonic() - start < 5
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0

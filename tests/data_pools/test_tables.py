@@ -102,3 +102,12 @@ def test_a_value_may_be_long(lay):
         [{"q": text}],
         [{"q": text, "r": "b"}],
     ]
+
+
+@pytest.mark.parametrize("value", ["[" * 100_000, "9" * 10_000], ids=["deep", "many digits"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_json_that_python_cannot_read_is_an_error_with_the_file_and_line(name, value, tmp_path):
+    file = tmp_path / name
+    file.write_text('{"a": 1}\n{"a": ' + value + "}\n" if name == "a.jsonl" else '[{"a": ' + value + "}]")
+    with pytest.raises(DataPoolError, match=r"a\.jsonl, line 2" if name == "a.jsonl" else r"a\.json"):
+        list(table_rows(file))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl4lms_like.core.stop_strings import StopStrings
-from rl4lms_like.system.errors import ConfigError, EngineError, ModelError
+from rl4lms_like.system.errors import ConfigError, EngineError, ModelError, RL4LMsLikeError
 from rl4lms_like.testing import models
 from tests.builders import SAMPLING, make_policy
 from tests.engines.vllm_server import VllmServer, send
@@ -166,6 +166,30 @@ def test_weights_of_another_run_are_replaced_with_a_warning(serve, policy_of, ca
     assert server.url in caplog.text
 
 
+@pytest.mark.parametrize("name", ["config.json", "engine_weights.txt", "model.safetensors"])
+@pytest.mark.parametrize("comes", ["before the run", "after the first weights"])
+def test_weights_are_not_written_through_a_link(name, comes, serve, policy_of, tmp_path):
+    target = tmp_path / "of_another_user"
+    target.write_text("kept")
+    folder = tmp_path / "weights"
+    if comes == "before the run":
+        folder.mkdir()
+        (folder / "engine_weights.txt").touch()
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(target)
+        with pytest.raises(RL4LMsLikeError, match="symbolic link"):
+            generate(policy_of(serve()))
+    else:
+        policy = policy_of(serve())
+        generate(policy)
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+        move(policy)
+        with pytest.raises(RL4LMsLikeError, match="symbolic link"):
+            generate(policy)
+    assert target.read_text() == "kept"
+
+
 def test_a_folder_with_other_files_is_not_overwritten(serve, policy_of, tmp_path):
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / "model.safetensors").write_text("mine")
@@ -308,10 +332,16 @@ FAILURES = {
     "two choices": changed(lambda completion: completion["choices"].append(completion["choices"][0])),
     "no tokens": choice(token_ids=[]),
     "too many tokens": choice(token_ids=[5] * 9, logprobs={"token_logprobs": [-1.0] * 9}),
+    "ids of 70 bits": choice(token_ids=[2**70] * 8, logprobs={"token_logprobs": [-1.0] * 8}),
+    "negative ids": choice(token_ids=[-1] * 8, logprobs={"token_logprobs": [-1.0] * 8}),
+    "ids out of the vocabulary": choice(token_ids=[10**6] * 8, logprobs={"token_logprobs": [-1.0] * 8}),
     "tokens are text": choice(token_ids=["a"]),
     "too few log-probs": choice(logprobs={"token_logprobs": [-1.0]}),
     "no log-probs": choice(logprobs=None),
     "log-prob is null": choice(logprobs={"token_logprobs": [None] * 8}),
+    "log-prob above 0": choice(logprobs={"token_logprobs": [3.0] * 8}),
+    "log-prob of -1e30": choice(logprobs={"token_logprobs": [-1e30] * 8}),
+    "cut off": choice(token_ids=[5] * 7, logprobs={"token_logprobs": [-1.0] * 7}),
     "aborted": choice(finish_reason="abort"),
 }
 

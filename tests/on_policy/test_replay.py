@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from benchmarks.killed_runs import files_of
@@ -231,7 +232,8 @@ def test_another_task_is_refused(path, block, value, original, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("selected", "mentions"), [(":4", "1-3"), (":2-4", "1-3"), (":3-2", "write 2-3"), ("/nothing", "nothing")]
+    ("selected", "mentions"),
+    [(":4", "1-3"), (":2-4", "1-3"), (":3-2", "write 2-3"), (":1-99999999999", "1-3"), ("/nothing", "nothing")],
 )
 def test_rollouts_that_do_not_exist_are_refused_with_those_that_do(selected, mentions, original, tmp_path):
     mapping, source = original
@@ -281,6 +283,102 @@ def test_a_damaged_rollout_is_named(original, tmp_path):
     file = copied / "rollouts" / "iteration_00002.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(RL4LMsLikeError, match=file.name):
+        replayed(mapping, copied, tmp_path)
+
+
+def edited(source, tmp_path, change, *, keeps_digest=True, of_header=None):
+    """A copy of a run whose second rollout was edited: its tensors by `change`, its header by `of_header`."""
+    copied = tmp_path / "source"
+    shutil.copytree(source, copied)
+    file = copied / "rollouts" / "iteration_00002.safetensors"
+    tensors = load_file(file)
+    with safe_open(file, framework="pt") as stored:
+        header = json.loads(stored.metadata()["rollout"])
+    change(tensors)
+    if of_header is not None:
+        of_header(header)
+    if not keeps_digest:
+        del header["digest"]
+    save_file(tensors, file, {"rollout": json.dumps(header)})
+    return copied
+
+
+def changed_reward(tensors):
+    tensors["0.rewards"] = tensors["0.rewards"] + 1
+
+
+def test_a_rollout_that_was_edited_is_refused_unless_the_config_accepts_it(original, tmp_path, caplog):
+    mapping, source = original
+    copied = edited(source, tmp_path, changed_reward)
+    with pytest.raises(RL4LMsLikeError, match=r"iteration_00002.*accept_edited_rollouts"):
+        replayed(mapping, copied, tmp_path / "refused")
+    with caplog.at_level("WARNING"):
+        folder = replayed(mapping, copied, tmp_path / "accepted", accept_edited_rollouts=True)
+    assert "iteration_00002.safetensors was edited" in caplog.text
+    assert json.loads((folder / "config.json").read_text())["train_evaluation"]["accept_edited_rollouts"] is True
+    rewards, before = (line["rollout_info/ep_rew"] for line in (rollout_lines(folder)[1], rollout_lines(source)[1]))
+    assert rewards > before
+
+
+def test_a_rollout_without_a_digest_is_replayed_with_one_notice(original, tmp_path, caplog):
+    mapping, source = original
+    copied = edited(source, tmp_path, lambda tensors: None, keeps_digest=False)
+    with caplog.at_level("WARNING"):
+        folder = replayed(mapping, copied, tmp_path)
+    assert caplog.text.count("without a digest") == 1
+    assert (folder / "model" / "model.safetensors").read_bytes() == (source / "model/model.safetensors").read_bytes()
+
+
+def test_the_flag_for_edited_rollouts_needs_a_replay(original, tmp_path):
+    mapping, _ = original
+    with raises_at("train_evaluation", mentions="accept_edited_rollouts"):
+        trained(mapping, tmp_path, accept_edited_rollouts=True)
+
+
+def filled(name, value):
+    def change(tensors):
+        tensors[name] = torch.full_like(tensors[name], value)
+
+    return change
+
+
+def as_type(name, dtype):
+    def change(tensors):
+        tensors[name] = tensors[name].to(dtype)
+
+    return change
+
+
+IMPOSSIBLE = {
+    "log-prob above 0": filled("0.scores.log_prob", 3.0),
+    "log-prob of -1e30": filled("0.scores.raw_log_prob", -1e30),
+    "reward NaN": filled("0.rewards", float("nan")),
+    "ids out of the vocabulary": filled("0.episodes.response_ids", 10**6),
+    "negative ids": filled("0.episodes.prompt_ids", -1),
+    "ids are floats": as_type("0.episodes.response_ids", torch.float32),
+    "masks are numbers": as_type("0.episodes.response_mask", torch.int64),
+    "rewards are float64": as_type("0.rewards", torch.float64),
+    "no state of the generators": filled("random.torch", 0),
+}
+
+
+@pytest.mark.parametrize("change", IMPOSSIBLE)
+def test_numbers_that_cannot_be_are_refused_whatever_the_flag_says(change, original, tmp_path):
+    mapping, source = original
+    copied = edited(source, tmp_path, IMPOSSIBLE[change])
+    with pytest.raises(RL4LMsLikeError, match=r"iteration_00002\.safetensors"):
+        replayed(mapping, copied, tmp_path, accept_edited_rollouts=True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [{"batches": []}, {"random": {}}, {"random": None}, {"batches": [{}]}, {"origin": None}, {"digest": 5}],
+    ids=str,
+)
+def test_a_header_that_no_run_wrote_is_refused_with_the_file(header, original, tmp_path):
+    mapping, source = original
+    copied = edited(source, tmp_path, lambda tensors: None, of_header=lambda stored: stored.update(header))
+    with pytest.raises(RL4LMsLikeError, match=r"iteration_00002\.safetensors"):
         replayed(mapping, copied, tmp_path)
 
 

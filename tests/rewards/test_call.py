@@ -163,6 +163,12 @@ def test_something_that_is_no_list_is_refused(episodes, values):
         score_episodes(PaysBatch(values), episodes)
 
 
+@pytest.mark.parametrize("values", [torch.ones(3, device="meta"), torch.ones(3).to_sparse()], ids=["meta", "sparse"])
+def test_a_tensor_without_data_is_refused_with_the_name_of_the_reward(episodes, values):
+    with pytest.raises(RewardError, match="PaysBatch returned"):
+        score_episodes(PaysBatch(values), episodes)
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
 def test_every_kind_of_list_is_taken(episodes, kind):
     rewards = score_episodes(PaysBatch(kind([1.0, 2.0, 3.0])), episodes)

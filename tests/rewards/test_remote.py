@@ -342,6 +342,31 @@ def test_an_answer_is_never_unpacked(scorer, reward):
     assert scorer.headers[0]["Accept-Encoding"] == "identity"
 
 
+@pytest.mark.parametrize("location", ["http://[", "//[::1", "http://127.0.0.1:99999999/", "\x7f", "http://a\tb/"])
+@pytest.mark.parametrize("code", [302, 307])
+def test_a_redirect_to_an_invalid_address_is_an_error_with_the_servers_name(code, location, scorer, reward):
+    scorer.answer = status(code, Location=location)
+    assert failure(reward(retries=0)).startswith(f"{scorer.url} ")
+
+
+def test_a_proxy_is_not_used_for_this_machine(scorer, reward, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert scores(reward(retries=0)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("HTTPS_PROXY", "gopher://proxy"), ("SSL_CERT_FILE", "/no/such/file"), ("ALL_PROXY", "socks5://127.0.0.1:9")],
+)
+def test_invalid_settings_of_the_environment_are_errors_with_the_servers_name(variable, value, monkeypatch):
+    monkeypatch.setenv(variable, value)
+    message = failure(HttpReward("https://scores.invalid/score", retries=0, timeout_s=5.0))
+    assert message.startswith("https://scores.invalid/score ") and variable in message
+
+
 def test_only_redirects_within_the_server_are_followed(scorer, reward):
     scorer.answer = first(status(307, Location="/moved"))
     assert scores(reward()) == [1, 2, 3] and scorer.paths == ["/score", "/moved"]

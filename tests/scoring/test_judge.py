@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import date
 
 import pytest
@@ -105,6 +107,9 @@ def test_the_last_object_with_the_key_counts():
     assert json_value('{"score": 1} {"score": 2} {"other": 3}', "score") == 2
     assert json_value('{"other": {"score": 1}} and {not json}', "score") is None
     assert json_value("{" * 50_000, "score") is None
+    assert json_value('{"a": ' * 50_000 + '{"score": 2}', "score") is None
+    assert json_value('{"score": 1} ' + '{"' * 900 + ' {"score": 2}', "score") == 2
+    assert json_value('{"score": 1} ' + '{"' * 50_000, "score") is None, "no score of an answer that is not read whole"
 
 
 @pytest.mark.parametrize("answer", ["Score: none", "Score: 11", "Score: 0.9", "", None, '{"score": true}'])
@@ -127,6 +132,52 @@ def test_an_unreadable_answer_is_asked_for_again_and_never_replaced(answer, serv
 def test_only_a_finite_number_is_a_score(value, server, judge):
     server.answer = lambda body: f'{{"score": {value}}}'
     assert "the key 'score'" in failure(judge(score_json="score", score_range=None), "a")
+
+
+def test_an_answer_that_was_cut_off_has_no_score(server, judge, tmp_path):
+    reasons = ["length", "stop"]
+
+    def answer(body):
+        message = {"content": "Score: 1" if reasons[0] == "length" else "Score: 10"}
+        raise Answer(content={"choices": [{"message": message, "finish_reason": reasons.pop(0)}]})
+
+    server.answer = answer
+    assert scores(judge(cache=str(tmp_path)), "a") == [1.0], "the complete answer, of the second request"
+    reasons = ["length"] * 3
+    assert "cut off its answers (finish_reason: length)" in failure(judge(), "a")
+
+
+@pytest.mark.parametrize(
+    ("requested", "answers", "accepted"),
+    [
+        ("gpt-4o", "gpt-4o", True),
+        ("gpt-4o", "gpt-4o-2024-08-06", True),
+        ("judge-latest", "judge-2512", True),
+        ("gpt-4o", "gpt-4o-mini", False),
+        ("gpt-4o", "other", False),
+        ("gpt-4o", None, True),
+    ],
+)
+def test_an_answer_of_another_model_is_an_error_with_its_name(requested, answers, accepted, server, judge):
+    def answer(body):
+        raise Answer(content={"model": answers, "choices": [{"message": {"content": "Score: 10"}}]})
+
+    server.answer = answer
+    if accepted:
+        assert scores(judge(model=requested), "a") == [1.0]
+    else:
+        assert f"answered as the model {answers!r} instead of 'gpt-4o'" in failure(judge(model=requested), "a")
+        assert scores(judge(model=requested, answer_models=[answers]), "a") == [1.0]
+
+
+@pytest.mark.parametrize("text", ['{"a": ' * 1_500_000, "score: " * 1_000_000], ids=["JSON", "words"])
+def test_a_very_long_answer_is_an_error_within_the_limit_of_time(text, server, judge):
+    server.answer = lambda body: text
+    start = time.monotonic()
+    assert "of at most" in failure(judge(timeout_s=3.0), "a") or "more than" in failure(judge(timeout_s=3.0), "a")
+    server.answer = lambda body: text[:100_000]
+    failure(judge(timeout_s=3.0, repeats=0, score_json="score"), "a")
+    assert time.monotonic() - start < 10, "three answers, each within its limit"
 
 
 def test_several_answers_are_averaged(server, judge):
@@ -324,6 +375,17 @@ def test_stored_answers_are_read_again_with_another_regex(server, judge, tmp_pat
     server.answer = lambda body: "style: 7"
     assert scores(judge(**args, score_regex=r"style: (\d)"), "a") == [7.0]
     assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize(
+    "stored", ["not JSON", "5", "null", b"\xff", "[" * 100_000], ids=lambda stored: repr(stored)[:9]
+)
+def test_a_cache_with_an_answer_that_no_judge_stored_is_an_error_with_the_file(stored, server, judge, tmp_path):
+    scores(judge(cache=str(tmp_path)), "a")
+    with closing(sqlite3.connect(tmp_path / "answers.sqlite")) as database, database:
+        database.execute("UPDATE answers SET answer = ?", (stored,))
+    with pytest.raises(ValueError, match=r"answers\.sqlite was changed"):
+        scores(judge(cache=str(tmp_path)), "a")
 
 
 def test_answers_before_a_failure_are_kept(server, judge, tmp_path):

@@ -1,10 +1,12 @@
 """Where `~` leads: a config of somebody else's, or a container without that user, is a mistake at its key, no crash."""
 
+import os
+
 import pytest
 
 from rl4lms_like.cli import main
 from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.disk import reason, with_home
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
 
@@ -40,3 +42,13 @@ def test_a_command_told_of_a_folder_below_no_home_names_it(command, capsys):
     text = capsys.readouterr().err
     assert NOWHERE in text
     assert "home directory" not in text
+
+
+def test_a_descriptor_that_somebody_closed_is_reported_with_the_likely_cause(tmp_path):
+    with (tmp_path / "a").open("wb", buffering=0) as file, pytest.raises(OSError) as caught:
+        os.close(file.fileno())
+        try:
+            file.write(b"x")
+        finally:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    assert "such as a reward" in reason(caught.value)

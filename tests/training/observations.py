@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from stable_baselines3.common.logger import Logger
 from transformers import AutoConfig, AutoTokenizer
 
@@ -238,6 +240,28 @@ def whole_run(made: Made) -> dict[str, Any]:
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         OnPolicyTrainer(made.run, tracker).train_and_eval()
     return {"batches": batches, **files_of(tracker.run_path)}
+
+
+def replays_of_edited_rollouts(made: Made) -> str:
+    """Whether a run trains on rollouts that were edited after another run wrote them."""
+    from rl4lms_like.run import train_config
+
+    def trained(**changes: Any) -> Path:
+        schedule = replace(made.run.config.train_evaluation, n_iters=1, **changes)
+        config = replace(made.run.config, train_evaluation=schedule)
+        return train_config(config, base_path_to_store_results=made.folder, quiet=True)
+
+    source = trained(replay=None, accept_edited_rollouts=False, save_rollouts=True)
+    (file,) = (source / "rollouts").glob("iteration_*.safetensors")
+    with safe_open(file, framework="pt") as stored:
+        metadata = stored.metadata()
+    tensors = load_file(file)
+    save_file({**tensors, "0.rewards": tensors["0.rewards"] + 1}, file, metadata)
+    try:
+        trained(replay=str(source))
+    except RL4LMsLikeError:
+        return "refused"
+    return "trained"
 
 
 def passes(made: Made) -> int:

@@ -127,6 +127,31 @@ def test_the_reward_rises(config, tmp_path):
     assert rewards[-1] > 2 * rewards[0], rewards
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.3}, {"top_k": 40}, {"min_length": 2}], ids=str)
+def test_log_probs_of_exactly_0_are_refused_where_the_policy_is_not_sure(sampling, config, server, tmp_path):
+    config["alg"]["policy"]["args"]["generation_kwargs"] |= {"do_sample": True, "top_k": 0, **sampling}
+    config["alg"]["policy"]["args"]["engine"]["args"]["max_gap"] = 100.0
+
+    def without_log_probs(handler, body):
+        completion = server.completion(body)
+        for choice in completion["choices"]:
+            if "logprobs" in choice and body["temperature"] != 0.5:  # the check of the engine's start
+                choice["logprobs"]["token_logprobs"] = [0.0] * len(choice["token_ids"])
+        send(handler, completion)
+
+    server.answers[COMPLETIONS] = without_log_probs
+    with pytest.raises(EngineError, match=f"{server.url} returned the log-prob 0"):
+        run(config, tmp_path)
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"temperature": 1e-4}, {"top_p": 1e-6}], ids=str)
+def test_log_probs_of_exactly_0_are_those_of_a_sampling_that_is_certain(sampling, config, server, tmp_path):
+    config["alg"]["policy"]["args"]["generation_kwargs"] |= {"do_sample": True, "top_k": 0, **sampling}
+    config["train_evaluation"] |= {"n_iters": 1}
+    (line,) = lines(run(config, tmp_path) / "rollout_info.jsonl")
+    assert line["rollout_info/log_prob"] < -1, "the policy's own log-probs, at temperature 1"
+
+
 def test_a_run_whose_server_dies_is_saved_and_resumed_with_another(config, server, tiny_gpt2_dir, tmp_path):
     whole = run(config, tmp_path / "whole")
     reloads = []

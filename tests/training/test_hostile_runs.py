@@ -22,9 +22,10 @@ from rl4lms_like.config.run_config import load_config, parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.inference import evaluate_run
 from rl4lms_like.rewards.base import BatchedRewardFunction
 from rl4lms_like.run import train_config
-from rl4lms_like.system.errors import ConfigError, RewardError
+from rl4lms_like.system.errors import ConfigError, RewardError, RL4LMsLikeError
 from rl4lms_like.tracking.base import logger
 from rl4lms_like.training.resuming.resume import log_resume_hint, resumption
 from tests.config_errors import raises_at
@@ -247,6 +248,19 @@ def test_a_config_json_made_to_break_its_reader_is_refused(tmp_path, capsys):
     (tmp_path / "run" / "config.json").write_text("[" * 100_000)
     assert main(["train", "--resume", str(tmp_path / "run")]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_evaluation_is_not_written_through_a_link_of_the_run_folder(tiny_config, tmp_path):
+    tiny_config["train_evaluation"] |= {"n_iters": 0}
+    folder = train_config(parse_config(tiny_config), base_path_to_store_results=tmp_path, quiet=True)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (folder / "evaluation").symlink_to(elsewhere)
+    with pytest.raises(RL4LMsLikeError, match="evaluation is a symbolic link"):
+        evaluate_run(folder, limit=1)
+    assert not any(elsewhere.iterdir())
+    evaluate_run(folder, limit=1, output=folder / "evaluation")  # which the user names
+    assert any(elsewhere.iterdir())
 
 
 def test_a_component_s_random_numbers_come_from_the_run_s_seed(tiny_config, tmp_path):

@@ -31,11 +31,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.system.disk import flush, reason, remove_path, share_permissions
-from rl4lms_like.system.errors import CheckpointError, installed_version
+from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError, installed_version
+from rl4lms_like.system.regular_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+LARGEST_STATE = 2**31
+"""Bytes of a training state's numbers, with the texts of what is generated ahead."""
 FORMAT = 2
 OLDER_FORMATS = {1: "version 0.1.0, whose updates normalize advantages and clip gradients in another way"}
 N_WITH_STATE = 2
@@ -206,7 +209,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
             if _digest(path) != expected["sha256"]:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
 
-        numbers = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        numbers = read_json(folder / STATE, limit=LARGEST_STATE)
         state = TrainingState(numbers, load_file(folder / TENSORS))
         if numbers["trainer"]["iteration"] != manifest["iteration"]:
             raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} belong to different iterations")
@@ -369,8 +372,8 @@ def is_own(checkpoint: Path) -> bool:
     if not mark:  # not behind a link: nobody else writes there
         return True
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        manifest = read_json(checkpoint / MANIFEST)
+    except (OSError, ValueError, RL4LMsLikeError):
         return False
     return isinstance(manifest, dict) and manifest.get("run") == mark
 
@@ -412,7 +415,7 @@ def _remove_state(checkpoint: Path) -> None:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest: dict[str, Any] = read_json(folder / MANIFEST)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{folder} has no {MANIFEST}: it is not a checkpoint that can be resumed") from None
     # A manifest may come from somewhere else: it must not make this process read files elsewhere.

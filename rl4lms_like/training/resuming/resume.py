@@ -17,7 +17,6 @@ The lock is held from the first check of a folder to the end of the run, so two 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shlex
@@ -32,9 +31,10 @@ from filelock import FileLock
 from rl4lms_like.config.run_config import AnyConfig, parse_config
 from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import code_options, trust_option
 from rl4lms_like.system.ranks import is_distributed
+from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.system.schema import at, join
 from rl4lms_like.system.secrets import masked
 from rl4lms_like.system.wording import shown
@@ -85,6 +85,7 @@ MAY_CHANGE = (
     "train_evaluation.keep_last",
     "train_evaluation.n_credit_episodes",
     "train_evaluation.save_rollouts",
+    "train_evaluation.accept_edited_rollouts",
     "env.reward_workers",
     "env.reward_timeout",
     f"{_ENGINE}.url",
@@ -450,10 +451,10 @@ def own_config(run_folder: Path) -> dict[str, Any]:
     """Read a run's `config.json`; raise a `CheckpointError` if there is none."""
     file = run_folder / CONFIG_FILE
     try:
-        mapping = json.loads(file.read_text(encoding="utf-8"))
+        mapping = read_json(file)
         if not isinstance(mapping, dict):
             raise ValueError(f"it contains {shown(mapping)}")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RL4LMsLikeError) as error:
         raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
     return mapping
 

@@ -160,6 +160,18 @@ def test_a_model_that_fails_stops_no_other_and_finished_ones_are_skipped(workpla
     assert (workplace / "outputs" / "b_2" / "final").is_dir()
 
 
+def test_a_model_is_not_written_through_a_link_in_the_folder_of_the_results(workplace, capsys):
+    file = save(tiny(), workplace)
+    (workplace / "elsewhere").mkdir()
+    (workplace / "outputs").mkdir()
+    (workplace / "outputs" / "a").symlink_to(workplace / "elsewhere")
+    assert post_train(file, "--output-dir", "outputs", "--model-index", "0") == 1
+    assert "outputs/a is a symbolic link" in capsys.readouterr().out
+    assert not any((workplace / "elsewhere").iterdir())
+    (workplace / "linked").symlink_to(workplace / "elsewhere")
+    assert post_train(file, "--output-dir", "linked", "--model-index", "0") == 0
+
+
 def test_an_interrupted_model_is_resumed(workplace, monkeypatch):
     file = save(tiny(training__num_epochs=2, training__save_total_limit=2, lora__lora_dropout=0.3), workplace)
     assert post_train(file, "--output-dir", "whole") == 0

@@ -61,7 +61,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_the_run_goes_o
     config = blocks(CHECKPOINT_KB * 1000)
     whole = files_of(run(config, tmp_path / "whole"))
     (tmp_path / "marker").touch()
-    with pytest.raises(RL4LMsLikeError, match=r"checkpoint.*File too large"):
+    with pytest.raises(RL4LMsLikeError, match=r"checkpoints/iteration_00002.*File too large"):
         run(config, tmp_path / "full")
     room()
     folder = tmp_path / "full" / "rl4lm_exps" / "run"
