@@ -145,19 +145,19 @@ class ObservedAreActions(PPO):
 class MixedGroups(GRPO):
     """The groups of each generation batch have the same ids, so that their rewards are compared."""
 
-    def _prepare_rollout(self):
+    def prepare_rollout(self):
         buffer = self.rollout_buffer
         n_groups = self.env.num_envs // self.arguments.group_size
         buffer.episodes = replace(buffer.episodes, group_ids=buffer.episodes.group_ids % n_groups)
-        super()._prepare_rollout()
+        super().prepare_rollout()
 
 
 class WithoutEpsilon(GRPO):
     """Nothing is added to the standard deviation of a group."""
 
-    def _prepare_rollout(self):
+    def prepare_rollout(self):
         with mock.patch.object(critic_free_arguments, "EPS", 0.0):
-            super()._prepare_rollout()
+            super().prepare_rollout()
 
 
 LIKE_PPO = {"like": PPO}
