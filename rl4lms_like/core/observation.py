@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.sample import Sample
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class TextLayout:
         max_context_length: T, in tokens.
         context_start_token: first context token of an encoder-decoder model, else None.
         prompt_truncation_side: `left` or `right`.
+        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; always
+            with a `context_start_token`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -48,6 +51,13 @@ class TextLayout:
     max_context_length: int
     context_start_token: int | None = None
     prompt_truncation_side: Literal["left", "right"] = "left"
+    is_encoder_decoder: bool = False
+
+    @cached_property
+    def continuations(self) -> Continuations:
+        """Texts and ids of responses."""
+        is_encoder_decoder = self.is_encoder_decoder or self.context_start_token is not None
+        return Continuations(self.tokenizer, follows_prompt=not is_encoder_decoder)
 
     @property
     def pad_token_id(self) -> int:
@@ -83,10 +93,6 @@ class TextLayout:
                 verbose=False,
             )
         return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of response ids, without special tokens."""
-        return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
 
 
 def _text_of(prompt: str | Sample) -> str:
@@ -201,8 +207,10 @@ class Observation:
 
     @cached_property
     def context_text(self) -> str:
-        """Text of the response so far, without special tokens; empty at the start."""
-        return self.layout.decode(self._action_ids[: self.n_actions]) if self.n_actions else ""
+        """Text of the response so far as the continuation of the prompt, without special tokens; empty at the start."""
+        if not self.n_actions:
+            return ""
+        return self.layout.continuations.text(self.prompt_ids, self._action_ids[: self.n_actions])
 
     @property
     def target_or_reference_texts(self) -> list[str]:

@@ -31,6 +31,7 @@ from rl4lms_like.config.settings import (
     load_networks,
     response_length,
 )
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -89,6 +90,12 @@ class Run:
     def policy(self) -> Any:
         """The policy that is trained."""
         return self.algorithm.policy
+
+    @property
+    def continuations(self) -> Continuations:
+        """Texts of responses, as rewards read them."""
+        continuations: Continuations = self.env.get_attr("layout", [0])[0].continuations
+        return continuations
 
     def save_model(self, folder: Path) -> Path:
         """Write the language model and the tokenizer, ready for `from_pretrained`.
@@ -162,6 +169,7 @@ def build_env(
     arguments = dict(config.env.args)
     arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
     arguments["max_episode_length"] = response_length(config, model_config)
+    arguments["is_encoder_decoder"] = bool(model_config.is_encoder_decoder)
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
     if config.datapool.sampler is not None:
