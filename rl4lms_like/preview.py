@@ -120,7 +120,12 @@ def _data(
     # Without the models there is no tokenizer to count with, and the section has only the numbers of samples.
     rows = data_lines(samples)
     if models is not None:
-        rows = data_lines(samples, models.tokenizer, models.max_prompt_length)
+        rows = data_lines(
+            samples,
+            models.tokenizer,
+            models.max_prompt_length,
+            is_encoder_decoder=bool(models.config.is_encoder_decoder),
+        )
     yield "# data\n" + _table(rows)
     if samples["train"][0].rendered_prompt is not None:
         yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))

@@ -20,6 +20,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.model_weights import output_layer
+from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -122,7 +123,7 @@ def check_prompts(
     samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
 ) -> None:
     """Raise a `DataPoolError` if a decoder-only model would have to continue an empty prompt."""
-    if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:
+    if model_config.is_encoder_decoder or len(TextLayout(tokenizer, NO_LIMIT, 1).encode("")):
         return
     for split, members in samples.items():
         empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]

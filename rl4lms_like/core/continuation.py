@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
@@ -128,8 +128,22 @@ class Continuations:
     # --- ids --------------------------------------------------------------------------------------------------------
 
     def whole_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts of a causal model: prompts, or prompts with their responses."""
-        return list(self.tokenizer(list(texts), verbose=False)["input_ids"]) if texts else []
+        """Return the ids of texts of a causal model: prompts, or prompts with their responses, without an end token."""
+        if not texts:
+            return []
+        rows = self.tokenizer(list(texts), verbose=False)["input_ids"]
+        return [list(ids[: len(ids) - len(self.appended_ids)]) for ids in rows]
+
+    @cached_property
+    def appended_ids(self) -> list[int]:
+        """End tokens that the tokenizer appends to a text; empty for an encoder-decoder model, which reads them."""
+        # A model that continues its prompt after an end token begins a new text.
+        if not self.follows_prompt:
+            return []
+        text, whole = self.tokenizer("a", add_special_tokens=False)["input_ids"], self.tokenizer("a")["input_ids"]
+        ends = {self.tokenizer.eos_token_id, self.tokenizer.sep_token_id}
+        appended = takewhile(lambda id: id in ends, reversed(whole[len(text) :]))
+        return list(appended)[::-1]
 
     def ids(self, prompts: Sequence[str], texts: Sequence[str]) -> list[list[int] | None]:
         """Return the ids with which texts continue the ids of their prompts, without special tokens.

@@ -75,8 +75,8 @@ class TextLayout:
     def encode_all(self, prompts: Sequence[str | Sample]) -> list[np.ndarray]:
         """Return the ids of several prompts, texts or samples, with one tokenizer call.
 
-        Special tokens are added to a text, and truncation keeps them. A prompt that a chat template rendered contains
-        its special tokens, and none are added.
+        Special tokens are added to a text, and truncation keeps them, but no end token to the prompt of a causal model.
+        A prompt that a chat template rendered contains its special tokens, and none are added.
         """
         is_rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
         if any(is_rendered) and not all(is_rendered):
@@ -84,15 +84,17 @@ class TextLayout:
 
         texts = [_text_of(prompt) for prompt in prompts]
         with _truncating_on(self.prompt_truncation_side, self.tokenizer):
+            # A tokenizer that appends an end token does so after truncation.
+            n_appended = 0 if any(is_rendered) else len(self.continuations.appended_ids)
             encoded = self.tokenizer(
                 texts,
                 add_special_tokens=not any(is_rendered),
                 truncation=True,
-                max_length=self.max_prompt_length,
+                max_length=self.max_prompt_length + n_appended,
                 padding=False,
                 verbose=False,
             )
-        return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
+        return [np.asarray(ids[: len(ids) - n_appended], dtype=np.int64) for ids in encoded["input_ids"]]
 
 
 def _text_of(prompt: str | Sample) -> str:

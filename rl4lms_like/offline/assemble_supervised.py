@@ -364,10 +364,13 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
 
     # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
+    prompts = prompt_lengths(
+        samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+    )
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     return [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
-        ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
+        ("prompts", prompts),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),

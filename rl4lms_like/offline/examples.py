@@ -212,7 +212,7 @@ class ExampleEncoder:
             for (sample, _), text, ids in zip(pairs, texts, self.continuations.ids(prompts, texts), strict=True):
                 if ids is None:
                     raise DataPoolError(_without_continuation(sample, text, self.separator))
-                rows.append([*ids, *end])
+                rows.append(ids if end and ids[-1:] == end else [*ids, *end])
             return rows
 
         # As the target of a seq2seq tokenizer, which may append the end token itself, and some a language token after
@@ -234,7 +234,8 @@ class ExampleEncoder:
     @property
     def shortest_prompt(self) -> int:
         """Number of tokens to which a prompt may be truncated to make room for a response."""
-        return int(self.tokenizer.num_special_tokens_to_add()) + 1
+        n_special = int(self.tokenizer.num_special_tokens_to_add())
+        return n_special - len(self.continuations.appended_ids) + 1
 
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
         """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""

@@ -73,7 +73,7 @@ def test_the_prompt_text_is_whole_even_where_its_ids_are_cut():
     text = "Count with me: 0 1 2 3 4"
     whole = tokenizer(text)["input_ids"]
     for side, expected in (("left", whole[-4:]), ("right", [*whole[:3], tokenizer.eos_token_id])):
-        layout = TextLayout(tokenizer, 4, 4, prompt_truncation_side=side)
+        layout = TextLayout(tokenizer, 4, 4, prompt_truncation_side=side, is_encoder_decoder=True)
         assert layout.encode(text).tolist() == expected
     observation = Observation.init_from_sample(Sample("s", text), tokenizer, 4, 4, "left")
     assert observation.prompt_or_input_text == text and len(observation.prompt_ids) == 4

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.core.sample import Preference
+from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import encode_pairs
 from rl4lms_like.on_policy.rollout_files import read_rollout
+from rl4lms_like.preview import preview
 from rl4lms_like.run import train_config
 from rl4lms_like.testing.models import make_causal_lm, save_model
 from tests.tokenizer_families import llama_like
@@ -18,6 +21,11 @@ from tests.tokenizer_families import llama_like
 
 def lines(file):
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def encoder_of(tokenizer, **changes):
+    arguments = {"is_encoder_decoder": False, "max_prompt_length": 32, "max_length": 64}
+    return ExampleEncoder(tokenizer=tokenizer, end_token_id=tokenizer.eos_token_id, **(arguments | changes))
 
 
 def test_all_texts_of_a_run_are_those_after_the_prompts(tmp_path, tiny_config):
@@ -56,14 +64,7 @@ def test_all_texts_of_a_run_are_those_after_the_prompts(tmp_path, tiny_config):
 
 def test_responses_of_pairs_continue_their_prompts():
     tokenizer = llama_like()
-    encoder = ExampleEncoder(
-        tokenizer=tokenizer,
-        is_encoder_decoder=False,
-        max_prompt_length=32,
-        max_length=64,
-        end_token_id=tokenizer.eos_token_id,
-        separator="",
-    )
+    encoder = encoder_of(tokenizer, separator="")
     pairs = encode_pairs(encoder, [Preference("0", "2+2=", ["4"], rejected="    5")])
     (row,) = pairs.rows
     assert row["prompt"] == tokenizer("2+2=")["input_ids"]
@@ -71,3 +72,54 @@ def test_responses_of_pairs_continue_their_prompts():
     assert texts == ["2+2=4", "2+2=    5"]
     assert [ids[-1] for ids in row["responses"]] == [tokenizer.eos_token_id] * 2
     assert pairs.n_boundary == 0
+
+
+@pytest.mark.parametrize("limit", [4, 32])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_no_prompt_of_a_causal_model_ends_with_an_end_token(side, limit):
+    """Whether a tokenizer appends one changes nothing: neither prompts, whole or truncated, nor examples and pairs."""
+    tokenizers = [llama_like(), llama_like(ends=True)]
+    samples = [Preference(str(i), text, [" of a"], rejected=" tale") for i, text in enumerate(["The story", "It was"])]
+    encoded = []
+    for tokenizer in tokenizers:
+        tokenizer.truncation_side = side
+        layout = TextLayout(tokenizer, limit, 8, prompt_truncation_side=side)
+        encoder = encoder_of(tokenizer, max_prompt_length=limit, max_length=limit + 5)
+        rows = encoder.encode(samples).rows
+        assert all(row["input_ids"].count(tokenizer.eos_token_id) <= 1 for row in rows)
+        prompts = [ids.tolist() for ids in layout.encode_all(samples)]
+        encoded.append([prompts, layout.encode("").tolist(), rows, encode_pairs(encoder, samples).rows])
+    assert tokenizers[1]("The story")["input_ids"][-1] == tokenizers[1].eos_token_id
+    assert encoded[0] == encoded[1]
+
+
+def test_an_end_token_of_the_text_or_of_an_encoder_stays():
+    tokenizer = llama_like(ends=True)
+    end = tokenizer.eos_token_id
+    assert TextLayout(tokenizer, 32, 8).encode("The story</s>").tolist().count(end) == 1
+    assert TextLayout(tokenizer, 32, 8, is_encoder_decoder=True).encode("The story")[-1] == end
+    (row,) = encoder_of(tokenizer, is_encoder_decoder=True).encode([Sample("0", "The story", ["is old"])]).rows
+    assert row["input_ids"][-1] == end and row["labels"].count(end) == 1
+
+    # Nor does a response that is written with its end get a second one.
+    (row,) = encoder_of(tokenizer).encode([Sample("0", "The story", [" is old</s>"])]).rows
+    assert row["labels"].count(end) == 1 and row["labels"][-1] == end
+
+
+@pytest.mark.parametrize("kind", ["reinforcement", "supervised"])
+def test_check_names_the_end_token_that_is_removed(kind, tmp_path, tiny_config):
+    tokenizer = llama_like(ends=True)
+    folder = str(save_model(tmp_path / "llama", make_causal_lm("llama", tokenizer), tokenizer))
+    tiny_config["tokenizer"]["model_name"] = folder
+    tiny_config["alg"]["policy"]["args"]["model_name"] = folder
+    if kind == "supervised":
+        training = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "eval_strategy": "no"}
+        tiny_config["alg"] = {
+            "id": "supervised", "model_type": "causal", "model_name": folder, "training_args": training,
+            "generation_kwargs": {"max_new_tokens": 4},
+        }  # fmt: skip
+        tiny_config["datapool"] = {"id": "film_opinions", "args": {"n_train": 4, "n_eval": 0}}
+        tiny_config["train_evaluation"] = {"eval_batch_size": 4, "metrics": [{"id": "length"}]}
+        del tiny_config["reward_fn"], tiny_config["env"]
+    output = "".join(preview(parse_config(tiny_config)))
+    assert "without the end token '</s>'" in output
