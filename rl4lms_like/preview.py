@@ -43,6 +43,7 @@ from rl4lms_like.training.inputs import (
     build_tokenizer,
     load_model_config,
     render_prompts,
+    stripped_pattern_notices,
 )
 
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
@@ -96,6 +97,10 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     components: Components | None = None
     with failures.collected():
         components = build_components(config)
+    with failures.collected(), suppress(ModelError):  # the tokenizer may be elsewhere, and training will load it
+        notices = stripped_pattern_notices(config, tokenizer())
+        if notices:
+            yield "# special tokens\n" + "".join(f"{notice}\n" for notice in notices)
     with failures.collected():
         yield from _data(config, samples(), tokenizer=tokenizer, models=models, components=components)
 

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
@@ -192,7 +193,7 @@ def check_fit(
         elif key == "teacher_model":
             issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
     for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
-        special = [token for token in tokenizer.all_special_tokens if token in string]
+        special = [token for token in stripped_tokens(tokenizer) if token in string]
         if special:
             text = f"{string!r} never occurs: responses are decoded without special tokens such as {special[0]!r}"
             issues.append(ConfigIssue(f"{ARGS}.generation_kwargs.{STOP_STRINGS}", text))

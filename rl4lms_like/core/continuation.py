@@ -42,6 +42,28 @@ _ANCHORS = ("\n", ".", "a", "z", "0")
 """Texts after which a continuation is encoded if its prompt's last token would change; one of them does not change."""
 
 
+_KEPT = "ids_of_kept_special_tokens"
+"""Attribute of a tokenizer in memory; it is not saved."""
+
+
+def keep_special_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
+    """Let the texts of responses that this tokenizer decodes keep some of its special tokens."""
+    setattr(tokenizer, _KEPT, frozenset(tokenizer.convert_tokens_to_ids(token) for token in tokens))
+
+
+def kept_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Return the ids of the special tokens that texts of responses keep."""
+    ids: frozenset[int] = getattr(tokenizer, _KEPT, frozenset())
+    return ids
+
+
+def stripped_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[str, int]:
+    """Return the special tokens that no text of a response has, and their ids."""
+    ids = set(tokenizer.all_special_ids)
+    ids.update(id for id, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return {str(tokenizer.convert_ids_to_tokens(id)): id for id in sorted(ids - kept_ids(tokenizer))}
+
+
 class _Context(NamedTuple):
     """Last tokens of a prompt and their text."""
 
@@ -114,7 +136,15 @@ class Continuations:
 
     def decode(self, ids: Ids) -> str:
         """Return the text of ids that begin a text, such as a prompt's."""
+        if self.skips_special_tokens and kept_ids(self.tokenizer):
+            ids = [id for id in _listed(ids) if id not in self.stripped_ids]
+            return str(self.tokenizer.decode(ids))
         return str(self.tokenizer.decode(_listed(ids), skip_special_tokens=self.skips_special_tokens))
+
+    @cached_property
+    def stripped_ids(self) -> frozenset[int]:
+        """Ids of the special tokens that texts do not have."""
+        return frozenset(stripped_tokens(self.tokenizer).values())
 
     @cached_property
     def _contexts(self) -> dict[tuple[int, ...], _Context]:

@@ -63,7 +63,8 @@ class StopStrings:
         """Return the same for a response that contained none before its last token; usually few tokens are decoded."""
         # A stop string that is complete now ends in the last token, so the last tokens contain it. Special tokens have
         # no text: they are left out, as far as a longer window can make up for them.
-        window = [id for id in ids[-4 * self._n_decoded :] if id not in self._special][-self._n_decoded :]
+        stripped = self._continuations.stripped_ids
+        window = [id for id in ids[-4 * self._n_decoded :] if id not in stripped][-self._n_decoded :]
 
         # A tokenizer may decode the first tokens of a text differently, so the prompt precedes a short response. The
         # window may then show a string that the response does not have, but never lacks one that it has, unless it
@@ -90,7 +91,3 @@ class StopStrings:
     @cached_property
     def _continuations(self) -> Continuations:
         return Continuations(self.tokenizer)
-
-    @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids)

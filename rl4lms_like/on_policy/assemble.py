@@ -56,6 +56,7 @@ from rl4lms_like.training.inputs import (
     load_generation_config,
     load_model_config,
     render_prompts,
+    stripped_pattern_notices,
 )
 from rl4lms_like.training.threads import set_n_threads
 
@@ -133,6 +134,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     model_config = networks["model_name"]
     tokenizer = build_tokenizer(config.tokenizer)
     check_fit(config, tokenizer, networks)
+    for pattern_notice in stripped_pattern_notices(config, tokenizer):
+        logger.warning("%s", pattern_notice)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+import pickle
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config
 
-from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.config.run_config import TokenizerConfig, parse_config
+from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.core.stop_strings import StopStrings
 from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import encode_pairs
 from rl4lms_like.on_policy.rollout_files import read_rollout
 from rl4lms_like.preview import preview
+from rl4lms_like.rewards.answers import RegexReward
+from rl4lms_like.rewards.call import score_transition
 from rl4lms_like.run import train_config
 from rl4lms_like.testing.models import make_causal_lm, save_model
-from tests.tokenizer_families import llama_like
+from rl4lms_like.training.inputs import build_tokenizer, end_tokens
+from tests.config_errors import raises_at
+from tests.tokenizer_families import byte_level, llama_like, with_added_tokens
 
 
 def lines(file):
@@ -123,3 +132,51 @@ def test_check_names_the_end_token_that_is_removed(kind, tmp_path, tiny_config):
         del tiny_config["reward_fn"], tiny_config["env"]
     output = "".join(preview(parse_config(tiny_config)))
     assert "without the end token '</s>'" in output
+
+
+def thinking_model(tmp_path):
+    """A tiny model whose tokenizer marks <think> as special."""
+    tokenizer = with_added_tokens(byte_level())
+    return tokenizer, str(save_model(tmp_path / "thinks", make_causal_lm("gpt2", tokenizer), tokenizer))
+
+
+@pytest.mark.parametrize("make", [byte_level, llama_like])
+def test_kept_special_tokens_are_in_every_text(make, tmp_path):
+    tokenizer = with_added_tokens(make())
+    tokenizer.save_pretrained(tmp_path)
+    texts = {}
+    for name, kept in {"stripped": [], "kept": ["<think>"]}.items():
+        tokenizer = build_tokenizer(TokenizerConfig(model_name=str(tmp_path), keep_special_tokens=kept))
+        layout = pickle.loads(pickle.dumps(TextLayout(tokenizer, 32, 32)))  # as it is sent to workers
+        prompt_ids = layout.encode("The film")
+        ids = np.array(tokenizer("<think>so it was<tool></s>", add_special_tokens=False)["input_ids"])
+        observation = Observation(Sample("s", "The film"), prompt_ids, ids, len(ids), layout)
+        texts[name] = observation.context_text
+        reward = score_transition(RegexReward("<think>"), observation.after(0), 0, observation, True)
+        assert reward == float(name == "kept")
+        stops = StopStrings(("<think>",), tokenizer)
+        assert stops.n_tokens(ids.tolist(), prompt_ids.tolist()) == (1 if name == "kept" else None)
+    assert "<think>" in texts["kept"] and "</s>" not in texts["kept"]
+    assert texts["kept"].replace("<think>", "").split() == texts["stripped"].split()
+
+
+def test_tokens_that_cannot_be_kept_are_named(tmp_path):
+    tokenizer, folder = thinking_model(tmp_path)
+    config = TokenizerConfig(model_name=folder, keep_special_tokens=["<think>", "<thinks>", "</s>"])
+    with raises_at("tokenizer.keep_special_tokens.1", "tokenizer.keep_special_tokens.2", mentions="<thinks>"):
+        build_tokenizer(config)
+
+    tokenizer = build_tokenizer(replace(config, keep_special_tokens=["<think>"]))
+    think = tokenizer.convert_tokens_to_ids("<think>")
+    with raises_at("tokenizer.keep_special_tokens", mentions="<think>"):
+        end_tokens(tokenizer, GPT2Config(eos_token_id=[tokenizer.eos_token_id, think]), None)
+
+
+def test_check_warns_of_a_pattern_that_never_matches(tmp_path, tiny_config):
+    _, folder = thinking_model(tmp_path)
+    tiny_config["tokenizer"]["model_name"] = folder
+    tiny_config["alg"]["policy"]["args"]["model_name"] = folder
+    tiny_config["reward_fn"] = {"id": "regex", "args": {"pattern": r"<think>.*\d"}}
+    assert "reward_fn.args.pattern" in "".join(preview(parse_config(tiny_config)))
+    tiny_config["tokenizer"]["keep_special_tokens"] = ["<think>"]
+    assert "reward_fn.args.pattern" not in "".join(preview(parse_config(tiny_config)))
