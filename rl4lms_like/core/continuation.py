@@ -99,7 +99,7 @@ class Continuations:
             if not self.follows_prompt or not alone.startswith(UNDECODABLE):
                 return alone
 
-        context = self._context(tuple(_listed(prompt_ids)))
+        context = self._context(np.asarray(prompt_ids, dtype=np.int64))
         whole = self.decode([*context.ids, *_listed(ids)])
         if whole.startswith(context.text):
             return whole[len(context.text) :]
@@ -116,13 +116,16 @@ class Continuations:
         """Return the texts of several responses, see `text`."""
         return [self.text(prompt_ids, ids) for prompt_ids, ids in zip(prompts, responses, strict=True)]
 
-    def _context(self, prompt_ids: tuple[int, ...]) -> _Context:
-        """Return the end of a prompt that is decoded with its responses."""
-        if prompt_ids in self._contexts:
-            return self._contexts[prompt_ids]
+    def _context(self, prompt: np.ndarray) -> _Context:
+        """Return the end of a prompt `[prompt_length]` that is decoded with its responses."""
+        # By its bytes, which are hashed many times faster than a tuple of numbers.
+        key = prompt.tobytes()
+        if key in self._contexts:
+            return self._contexts[key]
 
         # A few tokens are enough if they are decoded as in the whole prompt. They are not if they begin within a
         # character, or with a token that the decoder changes at the beginning of a text.
+        prompt_ids = tuple(prompt.tolist())
         context = _Context(prompt_ids, self.decode(prompt_ids))
         tail_ids = prompt_ids[-_TAIL:]
         tail = self.decode(tail_ids)
@@ -131,7 +134,7 @@ class Continuations:
 
         if len(self._contexts) >= _CACHED_PROMPTS:
             self._contexts.clear()
-        self._contexts[prompt_ids] = context
+        self._contexts[key] = context
         return context
 
     def decode(self, ids: Ids) -> str:
@@ -147,7 +150,7 @@ class Continuations:
         return frozenset(stripped_tokens(self.tokenizer).values())
 
     @cached_property
-    def _contexts(self) -> dict[tuple[int, ...], _Context]:
+    def _contexts(self) -> dict[bytes, _Context]:
         return {}
 
     @cached_property
