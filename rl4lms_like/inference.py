@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
+from rl4lms_like.core.continuation import keep_special_tokens
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.assemble_supervised import max_prompt_length, token_limit
@@ -192,6 +193,8 @@ def generate_texts(
         arguments["top_k"] = top_k
 
     tokenizer = load_tokenizer(name)
+    if config is not None:
+        keep_special_tokens(tokenizer, config.tokenizer.keep_special_tokens or ())
     responder = responder_of(
         config,
         name,

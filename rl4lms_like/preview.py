@@ -43,6 +43,7 @@ from rl4lms_like.training.inputs import (
     build_tokenizer,
     load_model_config,
     render_prompts,
+    stripped_pattern_notices,
 )
 
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
@@ -97,6 +98,10 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     components: Components | None = None
     with failures.collected():
         components = build_components(config)
+    with failures.collected(), suppress(ModelError):  # the tokenizer may be elsewhere, and training will load it
+        notices = stripped_pattern_notices(config, tokenizer())
+        if notices:
+            yield "# special tokens\n" + "".join(f"{notice}\n" for notice in notices)
     with failures.collected():
         formats = {split: getattr(pool, "row_format", None) for split, pool in (pools() or {}).items()}
         yield from _data(config, samples(), formats, tokenizer=tokenizer, models=models, components=components)
@@ -123,7 +128,12 @@ def _data(
     # Without the models there is no tokenizer to count with, and the section has only the numbers of samples.
     rows = data_lines(samples)
     if models is not None:
-        rows = data_lines(samples, models.tokenizer, models.max_prompt_length)
+        rows = data_lines(
+            samples,
+            models.tokenizer,
+            models.max_prompt_length,
+            is_encoder_decoder=bool(models.config.is_encoder_decoder),
+        )
     if len(set(formats.values())) == 1:
         formats = {"all splits": formats["train"]}
     for name, row_format in formats.items():

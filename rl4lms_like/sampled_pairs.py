@@ -273,6 +273,7 @@ def _responses(
         max_context_length=responder.generation_kwargs["max_new_tokens"],
         context_start_token=config.env.args.get("context_start_token") if is_encoder_decoder else None,
         prompt_truncation_side=responder.model.prompt_truncation_side,
+        is_encoder_decoder=is_encoder_decoder,
     )
 
     # The responses to a prompt are rows next to each other, and each prompt is encoded once.

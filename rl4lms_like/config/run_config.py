@@ -76,6 +76,8 @@ class TokenizerConfig:
             file, which is saved with the tokenizer. A text is the message of a user. The token that the template writes
             after a message of the assistant ends a response.
         system_prompt: with `chat_template`: system message put before prompts without one.
+        keep_special_tokens: special tokens, such as `<think>`, that stay in the texts of responses for rewards,
+            metrics, judges, predictions and stop strings. All others are removed, end and padding tokens always.
     """
 
     model_name: str
@@ -86,6 +88,7 @@ class TokenizerConfig:
     trust_remote_code: bool = False
     chat_template: bool | str = False
     system_prompt: str | None = None
+    keep_special_tokens: list[str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,9 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
+from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -130,7 +132,7 @@ def check_prompts(
     samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
 ) -> None:
     """Raise a `DataPoolError` if a decoder-only model would have to continue an empty prompt."""
-    if model_config.is_encoder_decoder or tokenizer("")["input_ids"]:
+    if model_config.is_encoder_decoder or len(TextLayout(tokenizer, NO_LIMIT, 1).encode("")):
         return
     for split, members in samples.items():
         empty = [sample.id for sample in members if not (sample.rendered_prompt or sample.prompt_or_input_text)]
@@ -199,7 +201,7 @@ def check_fit(
         elif key == "teacher_model":
             issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
     for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
-        special = [token for token in tokenizer.all_special_tokens if token in string]
+        special = [token for token in stripped_tokens(tokenizer) if token in string]
         if special:
             text = f"{string!r} never occurs: responses are decoded without special tokens such as {special[0]!r}"
             issues.append(ConfigIssue(f"{ARGS}.generation_kwargs.{STOP_STRINGS}", text))

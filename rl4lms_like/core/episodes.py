@@ -250,6 +250,11 @@ def padded(
     return ids, mask
 
 
+def real_ids(ids: Tensor, mask: Tensor) -> list[list[int]]:
+    """Return the real tokens of each row of padded ids `[n, length]`."""
+    return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
+
+
 _FLAT = ("allowed", "behavior_log_prob")
 """Fields with one row per action."""
 _NUMBERS = ("group_ids", "prompt_rows")

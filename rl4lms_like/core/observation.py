@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.sample import Sample
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class TextLayout:
         max_context_length: T, in tokens.
         context_start_token: first context token of an encoder-decoder model, else None.
         prompt_truncation_side: `left` or `right`.
+        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; always
+            with a `context_start_token`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -48,6 +51,13 @@ class TextLayout:
     max_context_length: int
     context_start_token: int | None = None
     prompt_truncation_side: Literal["left", "right"] = "left"
+    is_encoder_decoder: bool = False
+
+    @cached_property
+    def continuations(self) -> Continuations:
+        """Texts and ids of responses."""
+        is_encoder_decoder = self.is_encoder_decoder or self.context_start_token is not None
+        return Continuations(self.tokenizer, follows_prompt=not is_encoder_decoder)
 
     @property
     def pad_token_id(self) -> int:
@@ -65,8 +75,8 @@ class TextLayout:
     def encode_all(self, prompts: Sequence[str | Sample]) -> list[np.ndarray]:
         """Return the ids of several prompts, texts or samples, with one tokenizer call.
 
-        Special tokens are added to a text, and truncation keeps them. A prompt that a chat template rendered contains
-        its special tokens, and none are added.
+        Special tokens are added to a text, and truncation keeps them, but no end token to the prompt of a causal model.
+        A prompt that a chat template rendered contains its special tokens, and none are added.
         """
         is_rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
         if any(is_rendered) and not all(is_rendered):
@@ -74,19 +84,17 @@ class TextLayout:
 
         texts = [_text_of(prompt) for prompt in prompts]
         with _truncating_on(self.prompt_truncation_side, self.tokenizer):
+            # A tokenizer that appends an end token does so after truncation.
+            n_appended = 0 if any(is_rendered) else len(self.continuations.appended_ids)
             encoded = self.tokenizer(
                 texts,
                 add_special_tokens=not any(is_rendered),
                 truncation=True,
-                max_length=self.max_prompt_length,
+                max_length=self.max_prompt_length + n_appended,
                 padding=False,
                 verbose=False,
             )
-        return [np.asarray(ids, dtype=np.int64) for ids in encoded["input_ids"]]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """Return the text of response ids, without special tokens."""
-        return str(self.tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True))
+        return [np.asarray(ids[: len(ids) - n_appended], dtype=np.int64) for ids in encoded["input_ids"]]
 
 
 def _text_of(prompt: str | Sample) -> str:
@@ -201,8 +209,10 @@ class Observation:
 
     @cached_property
     def context_text(self) -> str:
-        """Text of the response so far, without special tokens; empty at the start."""
-        return self.layout.decode(self._action_ids[: self.n_actions]) if self.n_actions else ""
+        """Text of the response so far as the continuation of the prompt, without special tokens; empty at the start."""
+        if not self.n_actions:
+            return ""
+        return self.layout.continuations.text(self.prompt_ids, self._action_ids[: self.n_actions])
 
     @property
     def target_or_reference_texts(self) -> list[str]:

@@ -4,7 +4,8 @@ r"""Stop strings: an episode ends with the token after which the text of the res
     tokens    4 . ⏎ Question :         the tokens of the stop string are actions
 
 Environments and generation use this definition. The criterion of transformers differs from it: it also finds strings
-that begin in the prompt, and it reads the tokens' own strings instead of the decoded text.
+that begin in the prompt, and it reads the tokens' own strings instead of the decoded text. The text of a response is
+that of the continuation of its prompt (`core.continuation`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+
+from rl4lms_like.core.continuation import UNDECODABLE, Continuations
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -42,6 +45,8 @@ def contains_any(text: str, strings: Sequence[str]) -> bool:
 class StopStrings:
     """Stop strings of responses that a tokenizer decodes.
 
+    Responses are continuations of prompts; that of an encoder-decoder model has none (`prompt_ids` is empty).
+
     Args:
         strings: the stop strings; none is empty.
         tokenizer: decodes responses.
@@ -50,27 +55,33 @@ class StopStrings:
     strings: tuple[str, ...]
     tokenizer: PreTrainedTokenizerBase
 
-    def found(self, ids: list[int]) -> bool:
+    def found(self, ids: list[int], prompt_ids: Sequence[int] = ()) -> bool:
         """Return whether the text of a response contains a stop string."""
-        return contains_any(str(self.tokenizer.decode(ids, skip_special_tokens=True)), self.strings)
+        return contains_any(self._continuations.text(prompt_ids, ids), self.strings)
 
-    def found_at_end(self, ids: list[int]) -> bool:
+    def found_at_end(self, ids: list[int], prompt_ids: Sequence[int] = ()) -> bool:
         """Return the same for a response that contained none before its last token; usually few tokens are decoded."""
         # A stop string that is complete now ends in the last token, so the last tokens contain it. Special tokens have
         # no text: they are left out, as far as a longer window can make up for them.
-        window = [id for id in ids[-4 * self._n_decoded :] if id not in self._special][-self._n_decoded :]
+        stripped = self._continuations.stripped_ids
+        window = [id for id in ids[-4 * self._n_decoded :] if id not in stripped][-self._n_decoded :]
 
-        # The window alone may show a string that the whole response does not have: a tokenizer may decode its first
-        # tokens differently at the beginning of a text.
-        return self.found(window) and self.found(ids)
+        # A tokenizer may decode the first tokens of a text differently, so the prompt precedes a short response. The
+        # window may then show a string that the response does not have, but never lacks one that it has, unless it
+        # begins within a character: bytes that form no character make those next to them undecodable, too.
+        if len(window) < self._n_decoded:
+            window = [*prompt_ids[-_MARGIN:], *window]
+        text = self._continuations.text((), window)
+        is_possible = contains_any(text, self.strings) or text.endswith(UNDECODABLE)
+        return is_possible and self.found(ids, prompt_ids)
 
-    def n_tokens(self, ids: list[int]) -> int | None:
+    def n_tokens(self, ids: list[int], prompt_ids: Sequence[int] = ()) -> int | None:
         """Return the number of tokens up to the one that completes the first stop string; None without any."""
-        if not self.found(ids):
+        if not self.found(ids, prompt_ids):
             return None
 
         # A text that contains a string still does with more tokens, so the first n can be found by bisection.
-        return bisect_left(range(len(ids)), True, key=lambda n: self.found(ids[:n]))
+        return bisect_left(range(len(ids)), True, key=lambda n: self.found(ids[:n], prompt_ids))
 
     @cached_property
     def _n_decoded(self) -> int:
@@ -78,5 +89,5 @@ class StopStrings:
         return max(len(string.encode()) for string in self.strings) + _MARGIN
 
     @cached_property
-    def _special(self) -> frozenset[int]:
-        return frozenset(self.tokenizer.all_special_ids)
+    def _continuations(self) -> Continuations:
+        return Continuations(self.tokenizer)

@@ -22,7 +22,7 @@ from annotated_types import Interval, Len
 from pydantic import BaseModel, FiniteFloat, ValidationError
 from torch import Tensor
 
-from rl4lms_like.core.episodes import EpisodeBatch, padded, response_mask_until_end
+from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids, response_mask_until_end
 from rl4lms_like.core.losses import effective_sample_size, kl_estimate
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
@@ -158,7 +158,7 @@ class VllmEngine(GenerationEngine):
         # asks for the log-prob of the sampled token alone.
         request = _sampling(generation_kwargs, eos_token_ids, max_new_tokens)
         request["logprobs"] = 0 if record_log_prob else None
-        prompts = _rows(prompt_ids, prompt_mask.bool())
+        prompts = real_ids(prompt_ids, prompt_mask.bool())
         bodies = []
         for row, prompt in enumerate(prompts):
             body = {**request, "prompt": prompt}
@@ -199,7 +199,7 @@ class VllmEngine(GenerationEngine):
         for row, choice in enumerate(choices):
             n_tokens = None
             if stops is not None:
-                n_tokens = stops.n_tokens(response_ids[row][mask[row]].tolist())
+                n_tokens = stops.n_tokens(response_ids[row][mask[row]].tolist(), prompts[row])
             if n_tokens is not None:
                 mask[row, n_tokens:] = False
                 terminated[row] = True
@@ -224,8 +224,8 @@ class VllmEngine(GenerationEngine):
             EngineError: the server failed.
         """
         # Prompt and response together are the prompt of a request, which has to generate at least one token.
-        prompts = _rows(episodes.prompt_ids, episodes.prompt_mask)
-        responses = _rows(episodes.response_ids, episodes.response_mask)
+        prompts = real_ids(episodes.prompt_ids, episodes.prompt_mask)
+        responses = real_ids(episodes.response_ids, episodes.response_mask)
         bodies = []
         for prompt, response in zip(prompts, responses, strict=True):
             ids = prompt + response
@@ -477,11 +477,6 @@ def _samples_other(generation_kwargs: Mapping[str, Any]) -> bool:
     request = _sampling(generation_kwargs, (0,), None)
     neutral = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "min_tokens": 0}
     return any(request[key] != value for key, value in neutral.items())
-
-
-def _rows(ids: Tensor, mask: Tensor) -> list[list[int]]:
-    """Return the real tokens of each row of padded ids."""
-    return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
 def _mean_gap(ours: Tensor, theirs: Tensor) -> float:

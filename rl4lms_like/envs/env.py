@@ -59,6 +59,8 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         eos_token_ids: the tokens that end an episode. Default: the tokenizer's.
         make_sampler: returns the sampler of `samples`. Default: a `PrioritySampler` with `priority_scale`.
         stop_strings: texts that end an episode; the policy's `generation_kwargs` must have the same.
+        is_encoder_decoder: whether responses are texts of their own instead of continuations of their prompts; always
+            with a `context_start_token`.
 
     Raises:
         ConfigError: an argument without a usable default is missing.
@@ -82,6 +84,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         eos_token_ids: Sequence[int] | None = None,
         make_sampler: Callable[[Iterable[Sample | tuple[Sample, float]]], PromptSampler] | None = None,
         stop_strings: Sequence[str] = (),
+        is_encoder_decoder: bool = False,
     ) -> None:
         self.layout = TextLayout(
             tokenizer,
@@ -89,6 +92,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             max_context_length=max_episode_length,
             context_start_token=context_start_token,
             prompt_truncation_side=prompt_truncation_side,
+            is_encoder_decoder=is_encoder_decoder,
         )
         self.reward_function = reward_function
 

@@ -32,7 +32,7 @@ import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
-from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.env import REWARD_PARTS, TextGenEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -146,11 +146,10 @@ def play_by_stepping(vec_env: VecEnv, episodes: EpisodeBatch) -> TokenRewards:
     except EndedError:  # the environments cannot be queried any more
         raise
     except RewardError as error:
-        responses = []
-        for ids, mask in zip(episodes.response_ids, episodes.response_mask, strict=True):
-            responses.append(ids[mask].tolist())
+        prompts = real_ids(episodes.prompt_ids, episodes.prompt_mask)
+        responses = real_ids(episodes.response_ids, episodes.response_mask)
         (layout,) = vec_env.get_attr("layout", indices=[0])
-        error.texts = texts_to_score(samples, layout.tokenizer.batch_decode(responses, skip_special_tokens=True))
+        error.texts = texts_to_score(samples, layout.continuations.texts(prompts, responses))
         raise
 
 

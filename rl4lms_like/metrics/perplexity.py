@@ -1,7 +1,7 @@
 """Perplexity of the responses under a frozen model, and of the references under the trained model.
 
 reference_perplexity   fluency of the responses under a frozen model, for example the initial model
-    ids      [bos?] prompt tokens | response tokens        encoded separately, as in rollouts
+    ids      [bos?] prompt tokens | response tokens        which continue the prompt's, as in rollouts
     score             not counted | -log p(token | all before)
 
 causal_perplexity      RL4LMs' perplexity of human-written texts under the trained model; ignores the responses
@@ -18,6 +18,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
@@ -159,14 +160,16 @@ def response_surprisals(
     """
     import torch
 
-    # Token ids of prompt and response, and the number of response tokens that have a token before them. Both are
-    # encoded separately, as in rollouts: encoded together, a token could span the boundary.
+    # Token ids of prompt and response, and the number of response tokens that have a token before them. The response's
+    # continue those of the prompt, as in rollouts: encoded together, a token could span the boundary.
+    continuations = Continuations(tokenizer)
     limit = getattr(model.config, "max_position_embeddings", None)
     rows: list[list[int]] = []
     n_scored: list[int] = []
     for prompt, generated in zip(prompt_texts, generated_texts, strict=True):
-        response_ids = tokenizer(generated, add_special_tokens=False, verbose=False)["input_ids"]
-        ids = [*tokenizer(prompt, verbose=False)["input_ids"], *response_ids][-limit if limit else None :]
+        (prompt_ids,) = continuations.whole_ids([prompt])
+        response_ids = continuations.ids_or_alone(prompt, generated)
+        ids = [*prompt_ids, *response_ids][-limit if limit else None :]
         rows.append(ids)
         n_scored.append(min(len(response_ids), len(ids) - 1))
 

@@ -337,8 +337,11 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     train = pairs["train"]
     batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))
     unit = "responses" if arguments.reads_labels else "pairs"
+    prompts = prompt_lengths(
+        samples["train"], encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+    )
     lines += [
-        ("prompts", prompt_lengths(samples["train"], encoder.tokenizer, encoder.max_prompt_length)),
+        ("prompts", prompts),
         ("optimizer steps", f"{n_steps:,} of {batch_size:,} {unit}, {n_epochs:g} epochs"),
     ]
 

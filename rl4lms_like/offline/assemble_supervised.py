@@ -432,10 +432,13 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     networks = {"alg.model_name": model_config}
     generates = config.train_evaluation.generate
     check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
+    prompts = prompt_lengths(
+        samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+    )
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
-        ("prompts", prompt_lengths(samples, encoder.tokenizer, encoder.max_prompt_length)),
+        ("prompts", prompts),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),

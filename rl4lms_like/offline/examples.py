@@ -5,11 +5,11 @@
 
     chat      input_ids   system   user   assistant   user   assistant           labels   only of the assistant's tokens
 
-Prompts are encoded as in environments and evaluations, and references separately, so that no token spans the boundary
-between them, as in generation. Labels of -100 are ignored by the loss. Padding is recognized by its position, never by
-its id, so that the end token is learned even if it is the pad token. The first token of a causal example has no label,
-because no token precedes it. With a chat template, a causal example is the rendered conversation; its labels are those
-of all messages of the assistant and of the token that ends each.
+Prompts are encoded as in environments and evaluations, and references as the tokens that continue them, so that no
+token spans the boundary between them, as in generation (`core.continuation`). Labels of -100 are ignored by the loss.
+Padding is recognized by its position, never by its id, so that the end token is learned even if it is the pad token.
+The first token of a causal example has no label, because no token precedes it. With a chat template, a causal example
+is the rendered conversation; its labels are those of all messages of the assistant and of the token that ends each.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import padded
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import beginning
 
 NOT_LEARNED = -100
 """Label that transformers' losses ignore."""
@@ -83,31 +86,32 @@ class ExampleEncoder:
         Raises:
             ConfigError: the chat template does not say which tokens the assistant writes, or it renders a prompt
                 differently if a response follows.
+            DataPoolError: no tokens continue a prompt with its reference.
         """
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
 
-        # All texts in two calls of the tokenizer, which is many times faster than one call for each.
+        # All texts in a few calls of the tokenizer, which is many times faster than one call for each.
         prompts = self.prompts(samples)
         sample_rows: list[int] = []  # row of the sample of each reference
-        texts: list[tuple[str, str]] = []
+        pairs: list[tuple[Sample, str]] = []
         for i, sample in enumerate(samples):
             for text in sample.references:
                 sample_rows.append(i)
-                texts.append((sample.prompt_or_input_text, text))
-        references = self._references(texts)
+                pairs.append((sample, text))
+        references = self._references(pairs)
 
         rows: list[Example] = []
         n_shorter = 0
         n_cut = 0
-        for i, (prompt_text, _), reference in zip(sample_rows, texts, references, strict=True):
+        for i, reference in zip(sample_rows, references, strict=True):
             prompt = prompts[i]
             if self.is_encoder_decoder:
                 response = reference[: self.max_length]
                 rows.append({"input_ids": prompt, "labels": response})
             else:
                 # One sequence. Its first token is predicted from nothing, so it is never learned.
-                prompt, response = self._fitting(prompt_text, prompt, reference)
+                prompt, response = self._fitting(samples[i].prompt_or_input_text, prompt, reference)
                 prompt_labels = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 labels = [*prompt_labels, *response]
                 rows.append({"input_ids": [*prompt, *response], "labels": [NOT_LEARNED, *labels[1:]]})
@@ -125,9 +129,10 @@ class ExampleEncoder:
 
         Raises:
             ConfigError: see `encode`.
+            DataPoolError: see `encode`.
         """
         if self.is_encoder_decoder or not any(sample.rendered_prompt is not None for sample, _ in pairs):
-            return self._references([(sample.prompt_or_input_text, text) for sample, text in pairs])
+            return self._references(pairs)
 
         # What the assistant writes is learned, up to the token that ends its turn. Some templates render more after it,
         # such as a line break, which is not generated either.
@@ -141,7 +146,7 @@ class ExampleEncoder:
 
     def joined(self, prompt: str, response: str) -> str:
         """Return the prompt and the response of a causal model as one text."""
-        return prompt + (" " if self._adds_spaces else "") + self._separated(prompt, response)
+        return prompt + self._separated(prompt, response)
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
@@ -191,47 +196,56 @@ class ExampleEncoder:
 
     def _layout(self, max_prompt_length: int) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
-        return TextLayout(self.tokenizer, max_prompt_length, 1, prompt_truncation_side=side)
+        return TextLayout(
+            self.tokenizer,
+            max_prompt_length,
+            1,
+            prompt_truncation_side=side,
+            is_encoder_decoder=self.is_encoder_decoder,
+        )
 
-    def _references(self, pairs: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """Encode the references of pairs of prompt and reference, with their separators and end tokens."""
+    @cached_property
+    def continuations(self) -> Continuations:
+        """Ids of texts after their prompts."""
+        return Continuations(self.tokenizer, follows_prompt=not self.is_encoder_decoder)
+
+    def _references(self, pairs: Sequence[tuple[Sample, str]]) -> list[list[int]]:
+        """Encode the references of pairs of sample and reference, with their separators and end tokens."""
         if not pairs:
             return []
         end = [] if self.end_token_id is None else [self.end_token_id]
 
-        # After the prompt of a causal model: without the special tokens that begin a text.
         if not self.is_encoder_decoder:
-            texts = [self._separated(prompt, reference) for prompt, reference in pairs]
-            rows = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-            return [[*ids, *end] for ids in rows]
+            prompts = [sample.prompt_or_input_text for sample, _ in pairs]
+            texts = [self._separated(sample.prompt_or_input_text, reference) for sample, reference in pairs]
+            rows = []
+            for (sample, _), text, ids in zip(pairs, texts, self.continuations.ids(prompts, texts), strict=True):
+                if ids is None:
+                    raise DataPoolError(_without_continuation(sample, text, self.separator))
+                rows.append(ids if end and ids[-1:] == end else [*ids, *end])
+            return rows
 
         # As the target of a seq2seq tokenizer, which may append the end token itself, and some a language token after
         # it.
-        rows = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)["input_ids"]
+        encoded = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)
         references = []
-        for ids in rows:
+        for ids in encoded["input_ids"]:
             has_end = bool(set(end) & set(ids[-2:]))
             references.append(list(ids) if has_end else [*ids, *end])
         return references
-
-    @cached_property
-    def _adds_spaces(self) -> bool:
-        """True if the tokenizer adds a space before a text by itself, as SentencePiece does."""
-        # The ids of "a" twice are decoded to "a a" then, and to "aa" otherwise.
-        repeated = self.tokenizer("a", add_special_tokens=False)["input_ids"] * 2
-        return " " in str(self.tokenizer.decode(repeated)).strip()
 
     def _separated(self, prompt: str, reference: str) -> str:
         """Return the reference after its separator."""
         if self.separator is not None:
             return self.separator + reference
         is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
-        return reference if self._adds_spaces or is_apart else f" {reference}"
+        return reference if is_apart else f" {reference}"
 
     @property
     def shortest_prompt(self) -> int:
         """Number of tokens to which a prompt may be truncated to make room for a response."""
-        return int(self.tokenizer.num_special_tokens_to_add()) + 1
+        n_special = int(self.tokenizer.num_special_tokens_to_add())
+        return n_special - len(self.continuations.appended_ids) + 1
 
     def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
         """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
@@ -243,6 +257,16 @@ class ExampleEncoder:
         if len(prompt) > room:
             prompt = self._layout(room).encode(text).tolist()
         return prompt, reference
+
+
+def _without_continuation(sample: Sample, text: str, separator: str | None) -> str:
+    """Return the message of the error that no tokens continue a prompt with a text."""
+    hint = "leave alg.separator unset, or begin the text with a space" if separator == "" else "change the text"
+    end = sample.prompt_or_input_text[-40:]
+    return (
+        f"sample {sample.id!r}: no tokens of the tokenizer continue the prompt, which ends with {end!r}, with "
+        f"{beginning(text)}: {hint}"
+    )
 
 
 def _n_without_reference(samples: Sequence[Sample]) -> int:

@@ -5,7 +5,8 @@
     kto        prompt            response end    mismatched end     good, bad         mismatched: of another prompt
     reward     common beginning  rest end        rest end                      0.5    prompt and response are one text
 
-Prompts and responses are encoded as in rollouts and evaluations, separately, so that no token spans their boundary.
+Prompts are encoded as in rollouts and evaluations, and responses as the tokens that continue them, so that no token
+spans their boundary.
 Both responses of a pair have the same prompt: if the longer one does not fit after it, it is truncated for both.
 Texts for a reward model are encoded as the reward `reward_model` reads them: prompt and response as one text.
 """
@@ -312,7 +313,7 @@ def _differs_at_boundary(
         return False
     for text, ids in zip(_texts(sample), responses, strict=True):
         without_end = ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids
-        as_one_text = encoder.tokenizer(encoder.joined(sample.prompt_or_input_text, text), verbose=False)["input_ids"]
+        (as_one_text,) = encoder.continuations.whole_ids([encoder.joined(sample.prompt_or_input_text, text)])
         if as_one_text != [*prompt, *without_end]:
             return True
     return False

@@ -31,6 +31,7 @@ from rl4lms_like.config.settings import (
     load_networks,
     response_length,
 )
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -55,6 +56,7 @@ from rl4lms_like.training.inputs import (
     load_generation_config,
     load_model_config,
     render_prompts,
+    stripped_pattern_notices,
 )
 from rl4lms_like.training.threads import set_n_threads
 
@@ -89,6 +91,12 @@ class Run:
     def policy(self) -> Any:
         """The policy that is trained."""
         return self.algorithm.policy
+
+    @property
+    def continuations(self) -> Continuations:
+        """Texts of responses, as rewards read them."""
+        continuations: Continuations = self.env.get_attr("layout", [0])[0].continuations
+        return continuations
 
     def save_model(self, folder: Path) -> Path:
         """Write the language model and the tokenizer, ready for `from_pretrained`.
@@ -126,6 +134,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     model_config = networks["model_name"]
     tokenizer = build_tokenizer(config.tokenizer)
     check_fit(config, tokenizer, networks)
+    for pattern_notice in stripped_pattern_notices(config, tokenizer):
+        logger.warning("%s", pattern_notice)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
 
@@ -178,6 +188,7 @@ def build_env(
     arguments = dict(config.env.args)
     arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
     arguments["max_episode_length"] = response_length(config, model_config)
+    arguments["is_encoder_decoder"] = bool(model_config.is_encoder_decoder)
     if not model_config.is_encoder_decoder:
         arguments.pop("context_start_token", None)
     if config.datapool.sampler is not None:

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.sampled_log_probs import impossible_log_probs
 from rl4lms_like.on_policy.assemble import Run
 from rl4lms_like.on_policy.token_credit import listed
@@ -110,6 +110,7 @@ class Recorder:
 
     def _lines(self, rollout: Rollout, number: int) -> list[dict[str, Any]]:
         """Return what is written of each episode, to be read by people."""
+        continuations = self.run.continuations
         lines: list[dict[str, Any]] = []
         for batch in rollout.batches:
             episodes = batch.episodes
@@ -119,20 +120,21 @@ class Recorder:
             sums = {name: listed(batch.episode_sums(field)) for name, field in fields.items()}
             part_sums = {name: listed(batch.episode_sums(field)) for name, field in batch.reward_parts.items()}
 
+            prompt_ids = real_ids(episodes.prompt_ids, episodes.prompt_mask)
+            response_ids = real_ids(episodes.response_ids, episodes.response_mask)
+            responses = continuations.texts(prompt_ids, response_ids)
+
             # One line for each episode, in the order of the tensors' rows.
             for row, sample_id in enumerate(batch.sample_ids):
                 line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
-                line["prompt"] = self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]])
-                line["response"] = self._decode(episodes.response_ids[row][episodes.response_mask[row]])
+                line["prompt"] = continuations.decode(prompt_ids[row])
+                line["response"] = responses[row]
                 line |= {name: values[row] for name, values in sums.items()}
                 line["reward_parts"] = {name: values[row] for name, values in part_sums.items()}
                 line["length"] = int(episodes.lengths[row])
                 line["terminated"] = bool(episodes.terminated[row])
                 lines.append(line)
         return lines
-
-    def _decode(self, ids: Tensor) -> str:
-        return str(self.run.tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
 def delete_later_rollouts(folder: Path, done: Mapping[str, int]) -> None:

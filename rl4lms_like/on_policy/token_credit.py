@@ -12,13 +12,15 @@ Lists without a meaning are omitted: no KL without a reference, no clipping if t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from rl4lms_like.core.advantages import normalized
-from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
+from rl4lms_like.core.continuation import UNDECODABLE, agreement
+from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes, real_ids
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.on_policy.assemble import Run
@@ -29,9 +31,6 @@ from rl4lms_like.tracking.run_folder import CREDIT_FILE
 
 DENSE = 16
 """Number of evaluations that are all recorded; later, 8 evaluations are recorded each time their number doubles."""
-
-UNDECODABLE = "\ufffd"
-"""Replacement by decoders for bytes that are not a complete character."""
 
 
 class TokenCredit(Callback):
@@ -145,8 +144,11 @@ class TokenCredit(Callback):
         lengths = episodes.lengths.tolist()
         fields_by_episode = {name: field.split(lengths) for name, field in fields.items()}
 
+        continuations = self.run.continuations
+        prompts = real_ids(episodes.prompt_ids, episodes.prompt_mask)
+        responses = real_ids(episodes.response_ids, episodes.action_mask)
         for row, choice in enumerate(choices):
-            ids = episodes.response_ids[row][episodes.action_mask[row]].tolist()
+            ids = responses[row]
             names = tokenizer.convert_ids_to_tokens(ids)
             description = {
                 "episode": choice.episode,
@@ -155,8 +157,8 @@ class TokenCredit(Callback):
                 "followed": choice.followed,
                 "reward": infos[choice.episode]["r"],
                 "terminated": bool(episodes.terminated[row]),
-                "prompt": self._decode(episodes.prompt_ids[row][episodes.prompt_mask[row]].tolist()),
-                "tokens": text_pieces(self._decode, ids),
+                "prompt": continuations.decode(prompts[row]),
+                "tokens": text_pieces(partial(continuations.text, prompts[row]), ids),
                 "token_ids": ids,
                 # Their pieces of text are empty: the report shows their names.
                 "special": {str(i): names[i] for i, id in enumerate(ids) if id in special_ids},
@@ -164,9 +166,6 @@ class TokenCredit(Callback):
             for name, field_by_episode in fields_by_episode.items():
                 description[name] = listed(field_by_episode[row])
             yield description
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self.run.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def is_recorded(iteration: int, *, eval_every: int, n_iters: int) -> bool:
@@ -337,17 +336,7 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     pieces = []
     begin = 0
     for n in range(1, len(ids) + 1):
-        end = len(whole) if n == len(ids) else max(begin, _agreement(decode(ids[:n]), whole))
+        end = len(whole) if n == len(ids) else max(begin, agreement(decode(ids[:n]), whole))
         pieces.append(whole[begin:end])
         begin = end
     return pieces
-
-
-def _agreement(prefix: str, whole: str) -> int:
-    """Return the length of the common prefix."""
-    if whole.startswith(prefix):
-        return len(prefix)
-    for i, (a, b) in enumerate(zip(prefix, whole, strict=False)):
-        if a != b:
-            return i
-    return len(whole)

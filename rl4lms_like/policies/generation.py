@@ -38,7 +38,7 @@ from transformers import (
 )
 from transformers.cache_utils import DynamicLayer
 
-from rl4lms_like.core.episodes import EpisodeBatch, response_mask_until_end
+from rl4lms_like.core.episodes import EpisodeBatch, real_ids, response_mask_until_end
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import generate_arguments
@@ -83,16 +83,22 @@ class StopCriterion(StoppingCriteria):
 
     Args:
         stops: the stop strings.
+        prompts: ids of the prompts that the responses continue, without padding; empty ones for an encoder-decoder.
         start: number of tokens before the response.
     """
 
-    def __init__(self, stops: StopStrings, start: int) -> None:
+    def __init__(self, stops: StopStrings, prompts: Sequence[Sequence[int]], start: int) -> None:
         self.stops = stops
+        self.prompts = prompts
         self.start = start
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         """Return whether each response `[n]` ends with its last token."""
-        ends = [self.stops.found_at_end(row) for row in input_ids[:, self.start :].tolist()]
+        # The beams of a prompt are rows next to each other.
+        n_beams = len(input_ids) // len(self.prompts)
+        ends = []
+        for index, row in enumerate(input_ids[:, self.start :].tolist()):
+            ends.append(self.stops.found_at_end(row, self.prompts[index // n_beams]))
         return torch.tensor(ends, device=input_ids.device)
 
 
@@ -459,8 +465,10 @@ class TextGenerator(GenerationEngine):
         # A decoder's sequence begins with its start token, that of a decoder-only model with the prompt.
         start = 1 if self.is_encoder_decoder else ids.shape[1]
         stops = arguments.pop(STOP_STRINGS, None)
+        prompts: list[list[int]] = []
         if stops is not None:
-            arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, start)])
+            prompts = [[] for _ in ids] if self.is_encoder_decoder else real_ids(ids, mask)
+            arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, prompts, start)])
 
         # Equal prompts are computed once, unless an argument has an unknown effect on the cache (beams reorder it).
         if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
@@ -484,7 +492,7 @@ class TextGenerator(GenerationEngine):
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         if stops is not None:
             for row, row_mask in enumerate(response_mask):
-                n_tokens = stops.n_tokens(response_ids[row][row_mask].tolist())
+                n_tokens = stops.n_tokens(response_ids[row][row_mask].tolist(), prompts[row])
                 if n_tokens is not None:
                     response_mask[row, n_tokens:] = False
                     terminated[row] = True

@@ -13,15 +13,11 @@ repeated (`keyword`). `long` and `very_long` are 300 and 1200 words of the sampl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 N_SAMPLES = 3
 """Number of samples whose texts are scored."""
@@ -56,7 +52,7 @@ class Probes:
         self.names: list[str] = []
         self.episodes: list[Observation] = []
         for name, sample, text in texts:
-            ids = _response(text, layout.tokenizer, padded=name == "padded")
+            ids = _response(sample, text, layout, padded=name == "padded")
             # Without an end token, an empty text has no token, and an episode has at least one.
             if len(ids):
                 prompt = layout.encode(sample)
@@ -116,9 +112,10 @@ def _reference(sample: Sample) -> str | None:
     return next((text for text in sample.references if text.strip()), None)
 
 
-def _response(text: str, tokenizer: PreTrainedTokenizerBase, *, padded: bool) -> np.ndarray:
+def _response(sample: Sample, text: str, layout: TextLayout, *, padded: bool) -> np.ndarray:
     """Return the token ids `[n]` of a finished response: text, end token, and padding if `padded`."""
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    tokenizer = layout.tokenizer
+    ids = layout.continuations.ids_or_alone(sample.prompt_or_input_text, text)
     if tokenizer.eos_token_id is not None:
         ids.append(tokenizer.eos_token_id)
     if padded and tokenizer.pad_token_id is not None:

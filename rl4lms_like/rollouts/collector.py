@@ -131,6 +131,10 @@ class RolloutCollector:
         """Use this environment from now on."""
         self.env = env
         self.traits = EnvTraits.of(env)
+        (layout,) = env.get_attr("layout", [0])
+        if layout.continuations.follows_prompt and self.policy.reader.is_encoder_decoder:
+            message = "missing: the first decoder token of the policy, whose responses do not continue their prompts"
+            raise ConfigError([ConfigIssue("context_start_token", message)], "the environment")
         self.next_rollout.forget()  # its prompts are those of the environment before
 
         if self.generates_ahead and not self.traits.plays_episodes:

@@ -373,11 +373,13 @@ def _episodes(
     samples: Sequence[Sample], responses: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> list[Observation]:
     """Return an episode of every response to every sample, as the environment builds them."""
-    response_ids = [np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in responses]
-    layout = TextLayout(tokenizer, max_prompt_length=64, max_context_length=max(map(len, response_ids)))
+    alone = tokenizer(list(responses), add_special_tokens=False)["input_ids"]
+    layout = TextLayout(tokenizer, max_prompt_length=64, max_context_length=max(map(len, alone)))
     prompts = layout.encode_all([sample.prompt_or_input_text for sample in samples])
 
     episodes = []
     for sample, prompt in zip(samples, prompts, strict=True):
-        episodes += [Observation(sample, prompt, ids, len(ids), layout) for ids in response_ids]
+        for text in responses:
+            ids = np.asarray(layout.continuations.ids_or_alone(sample.prompt_or_input_text, text))
+            episodes.append(Observation(sample, prompt, ids, len(ids), layout))
     return episodes

@@ -65,7 +65,9 @@ class TabularEnv(VecEnv):
             "terminate_on_eos": False,
             "eos_token_ids": [END],
             "stop_strings": (),
-            "layout": SimpleNamespace(tokenizer=SimpleNamespace(all_special_ids=[END])),
+            "layout": SimpleNamespace(
+                tokenizer=SimpleNamespace(all_special_ids=[END]), continuations=SimpleNamespace(follows_prompt=False)
+            ),
             "render_mode": None,
         }
         box = spaces.Box(0, VOCABULARY, (LENGTH,), np.int64)

@@ -189,13 +189,15 @@ def data_lines(
     samples: Mapping[str, Sequence[Sample]],
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_prompt_length: int = 0,
+    *,
+    is_encoder_decoder: bool = False,
 ) -> list[tuple[str, str]]:
     """Return the contents of each split, and the first prompts; without a tokenizer, tokens are not counted."""
     rows = []
     for split, members in samples.items():
         facts = [f"{len(members):,} samples"]
         if tokenizer is not None and members:
-            facts.append(prompt_lengths(members, tokenizer, max_prompt_length))
+            facts.append(prompt_lengths(members, tokenizer, max_prompt_length, is_encoder_decoder=is_encoder_decoder))
         n_without = sum(not sample.references for sample in members)
         if n_without:
             amount = "all" if n_without == len(members) else f"{n_without:,}"
@@ -223,16 +225,32 @@ def chat_lines(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[tuple
     ]
 
 
-def prompt_lengths(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> str:
-    """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words."""
+def prompt_lengths(
+    samples: Sequence[Sample],
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_length: int,
+    *,
+    is_encoder_decoder: bool,
+) -> str:
+    """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words.
+
+    The end token that is removed from the prompts of a causal model, if any, is named.
+    """
     counted = samples[:N_COUNTED]
-    lengths = [len(ids) for ids in TextLayout(tokenizer, NO_LIMIT, 1).encode_all(counted)]
+    layout = TextLayout(tokenizer, NO_LIMIT, 1, is_encoder_decoder=is_encoder_decoder)
+    lengths = [len(ids) for ids in layout.encode_all(counted)]
     n_longer = sum(length > max_prompt_length for length in lengths)
 
     scope = "" if len(counted) == len(samples) else f" of the first {len(counted):,}"
-    if not n_longer:
-        return f"all prompts{scope} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
-    return f"{n_longer:,} prompts{scope} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
+    text = f"all prompts{scope} within {max_prompt_length:,} tokens (up to {max(lengths):,})"
+    if n_longer:
+        text = (
+            f"{n_longer:,} prompts{scope} are longer than {max_prompt_length:,} tokens (up to {max(lengths):,}) and cut"
+        )
+    removed = layout.continuations.appended_ids
+    if removed and samples[0].rendered_prompt is None:
+        text += f"; without the end token {tokenizer.decode(removed)!r}, which the tokenizer appends"
+    return text
 
 
 def shortened(text: str) -> str:

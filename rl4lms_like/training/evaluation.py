@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -58,6 +58,7 @@ class Responder:
             max_prompt_length=self.max_prompt_length,
             max_context_length=1,
             prompt_truncation_side=self.model.prompt_truncation_side,
+            is_encoder_decoder=bool(self.model.model.config.is_encoder_decoder),
         )
         encoded = layout.encode_all(prompts) if prompts else []
 
@@ -76,10 +77,8 @@ class Responder:
                 seed = derived_seed(self.seed, "evaluation", start)
                 episodes = self.generated([encoded[i] for i in batch], layout.pad_token_id, seed)
 
-                ids = []
-                for row, mask in zip(episodes.response_ids, episodes.response_mask, strict=True):
-                    ids.append(row[mask].tolist())
-                texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+                response_ids = real_ids(episodes.response_ids, episodes.response_mask)
+                texts = layout.continuations.texts([encoded[i] for i in batch], response_ids)
                 responses |= dict(zip(batch, texts, strict=True))
             return responses
 

@@ -6,23 +6,29 @@ tokenizer, model and template together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.config.component import ComponentConfig
-from rl4lms_like.config.run_config import TokenizerConfig
+from rl4lms_like.config.notices import Notice
+from rl4lms_like.config.run_config import AnyConfig, TokenizerConfig
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.system.regular_files import LARGEST_TEMPLATE, read_small
+from rl4lms_like.system.schema import join
 from rl4lms_like.system.wording import excerpt, raised
+
+_KEEP = "tokenizer.keep_special_tokens"
 
 SPLITS = ("train", "val", "test")
 
@@ -31,7 +37,8 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     """Return the tokenizer of a config's `tokenizer` block.
 
     Raises:
-        ConfigError: it has no chat template, although the config uses one, or the template's file cannot be read.
+        ConfigError: it has no chat template, although the config uses one, or the template's file cannot be read; or
+            it has no such special token to keep.
         ModelError: it cannot be loaded.
     """
     tokenizer = load_tokenizer(
@@ -53,7 +60,47 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     if config.chat_template and not getattr(tokenizer, "chat_template", None):
         message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
         raise chat_template_issue(message)
+
+    issues = []
+    for index, token in enumerate(config.keep_special_tokens or ()):
+        if token not in tokenizer.get_vocab():
+            issues.append(ConfigIssue(f"{_KEEP}.{index}", f"the tokenizer has no token {token!r}"))
+        elif token in (tokenizer.eos_token, tokenizer.pad_token):
+            issues.append(ConfigIssue(f"{_KEEP}.{index}", f"{token!r} ends or pads texts and is always removed"))
+    if issues:
+        raise ConfigError(issues)
+    keep_special_tokens(tokenizer, config.keep_special_tokens or ())
     return tokenizer
+
+
+def stripped_pattern_notices(config: AnyConfig, tokenizer: PreTrainedTokenizerBase) -> list[Notice]:
+    """Return a notice for each `pattern` of a reward or metric with a special token that responses do not have."""
+    tokens = stripped_tokens(tokenizer)
+    mapping = config.to_dict()
+    blocks = {"reward_fn": mapping.get("reward_fn"), "train_evaluation.metrics": mapping["train_evaluation"]["metrics"]}
+
+    notices = []
+    for path, block in blocks.items():
+        for pattern_path, pattern in _patterns(block, path):
+            for token in tokens:
+                if token in pattern or re.escape(token) in pattern:
+                    message = f"responses are read without the special token {token!r}; name it in {_KEEP}"
+                    notices.append(Notice(pattern_path, message))
+    return notices
+
+
+def _patterns(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and value of each argument `pattern` in a block, at any depth."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, item in items:
+        if key == "pattern" and isinstance(item, str):
+            yield join(path, key), item
+        else:
+            yield from _patterns(item, join(path, key))
 
 
 def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
@@ -155,12 +202,21 @@ def end_tokens(
     This is the tokenizer's end-of-text token, or all end tokens of the model if the tokenizer's is one of several.
     Chat models end a turn with a special token, which often is only in their generation config. With a chat template
     it is also the token that the template writes after a message of the assistant.
+
+    Raises:
+        ConfigError: `keep_special_tokens` has one of them.
     """
     end_token_ids = _model_end_tokens(tokenizer, model_config, generation_config)
     end_of_turn = None if template is None else template.end_of_turn
-    if end_of_turn is None or end_of_turn in end_token_ids:
-        return end_token_ids
-    return [*end_token_ids, end_of_turn]
+    if end_of_turn is not None and end_of_turn not in end_token_ids:
+        end_token_ids = [*end_token_ids, end_of_turn]
+
+    # Rewards read a response without its end.
+    kept = kept_ids(tokenizer).intersection(end_token_ids)
+    if kept:
+        token = tokenizer.convert_ids_to_tokens(min(kept))
+        raise ConfigError([ConfigIssue(_KEEP, f"{token!r} ends responses and is always removed")])
+    return end_token_ids
 
 
 def _model_end_tokens(

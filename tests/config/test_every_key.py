@@ -24,6 +24,7 @@ import torch
 from rl4lms_like.algorithms.arguments import A2CArguments, NLPOArguments, PPOArguments, TRPOArguments
 from rl4lms_like.algorithms.critic_free_arguments import CriticFreeArguments
 from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
+from rl4lms_like.core.continuation import kept_ids
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
@@ -246,6 +247,7 @@ RUN: dict[str, Row | Silent] = {
     "tokenizer.system_prompt": Row(
         "Be.", see.prompts, {**_CHAT, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
+    "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
@@ -578,6 +580,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoTokenizer")),
     "tokenizer.chat_template": Row(True, see.examples, _CHAT),
     "tokenizer.system_prompt": Row("Be.", see.examples, {**_CHAT, "tokenizer.chat_template": True}),
+    "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(

@@ -10,7 +10,10 @@ import torch
 
 from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.rewards.call import score_transition
+from rl4lms_like.rewards.sentiment import SentimentReward
 from rl4lms_like.testing import models
+from tests.tokenizer_families import CAUSAL
 
 PAD = 0
 SAMPLE = Sample("s", "The film", ["A joy.", "A bore."], {"topic": 3})
@@ -70,7 +73,7 @@ def test_the_prompt_text_is_whole_even_where_its_ids_are_cut():
     text = "Count with me: 0 1 2 3 4"
     whole = tokenizer(text)["input_ids"]
     for side, expected in (("left", whole[-4:]), ("right", [*whole[:3], tokenizer.eos_token_id])):
-        layout = TextLayout(tokenizer, 4, 4, prompt_truncation_side=side)
+        layout = TextLayout(tokenizer, 4, 4, prompt_truncation_side=side, is_encoder_decoder=True)
         assert layout.encode(text).tolist() == expected
     observation = Observation.init_from_sample(Sample("s", text), tokenizer, 4, 4, "left")
     assert observation.prompt_or_input_text == text and len(observation.prompt_ids) == 4
@@ -129,3 +132,24 @@ def test_encoding_keeps_a_limit_that_the_tokenizer_had():
 def test_a_sample_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         SAMPLE.id = "other"
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "metaspace always"])
+def test_prompt_and_response_of_any_tokenizer_are_the_whole_text(kind):
+    tokenizer = CAUSAL[kind]()
+    for prompt, response in [("The film was", " good"), ("def f():\n", "    return 1\n"), ("2+2=", "4")]:
+        layout = TextLayout(tokenizer, 32, 32)
+        prompt_ids = layout.encode(prompt)
+        ids = np.array(layout.continuations.ids([prompt], [response])[0])
+        observation = Observation(Sample("s", prompt), prompt_ids, ids, len(ids), layout)
+        assert observation.prompt_or_input_text + observation.context_text == prompt + response
+        if "film" in prompt:
+            assert score_transition(SentimentReward(), observation.after(0), int(ids[-1]), observation, True) > 0.4
+
+
+def test_the_response_of_an_encoder_decoder_does_not_continue_its_prompt():
+    tokenizer = CAUSAL["llama"]()
+    ids = np.array(tokenizer("good", add_special_tokens=False)["input_ids"])
+    for settings in ({"context_start_token": 0}, {"is_encoder_decoder": True}):
+        layout = TextLayout(tokenizer, 32, 32, **settings)
+        assert Observation(SAMPLE, layout.encode("The film"), ids, len(ids), layout).context_text == "good"

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
+from tests.tokenizer_families import llama_like
 
 
 @pytest.mark.parametrize(("given", "strings"), [(None, ()), ("a", ("a",)), (["a", "b c"], ("a", "b c")), ([], ())])
@@ -37,3 +38,30 @@ def test_a_stop_string_may_end_within_a_token_and_special_tokens_may_interrupt_i
     )
     interrupted = [ids[0], *[0] * 20, *ids[1:]]
     assert StopStrings(("by the sea",), tiny_tokenizer).n_tokens(interrupted) == len(interrupted)
+
+
+def test_a_response_begins_with_the_space_that_its_prompt_leaves_to_it():
+    tokenizer = llama_like()
+    prompt_ids = tokenizer("The film was")["input_ids"]
+    ids = tokenizer("The film was good. It")["input_ids"][len(prompt_ids) :]
+    n_first_word = next(n for n in range(len(ids)) if "good" in tokenizer.decode(ids[:n]))
+    stops = StopStrings((" good",), tokenizer)
+    assert stops.n_tokens(ids, prompt_ids) == n_first_word
+    assert stops.n_tokens(ids) is None  # a text of its own has no space before it
+    for n in range(1, n_first_word + 1):
+        assert stops.found_at_end(ids[:n], prompt_ids) == (n == n_first_word)
+
+    # A string that begins in the prompt is none of the response.
+    assert StopStrings(("was good",), tokenizer).n_tokens(ids, prompt_ids) is None
+    assert not StopStrings(("was good",), tokenizer).found_at_end(ids[:n_first_word], prompt_ids)
+
+
+def test_a_stop_string_of_bytes_ends_a_response_of_bytes():
+    tokenizer = llama_like()
+    prompt_ids = tokenizer("日本語のテキスト。你好")["input_ids"]
+    ids = tokenizer("世界。", add_special_tokens=False)["input_ids"][1:]  # without the space at the beginning
+    for stop in ("世", "界。", "。"):
+        stops = StopStrings((stop,), tokenizer)
+        n_tokens = stops.n_tokens(ids, prompt_ids)
+        assert "世界。".startswith(tokenizer.decode(ids[:n_tokens])) and stop in tokenizer.decode(ids[:n_tokens])
+        assert stops.found_at_end(ids[:n_tokens], prompt_ids)

@@ -14,7 +14,10 @@ from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 
-INJECTED = {"tokenizer", "reward_function", "samples", "vocab_size", "eos_token_ids", "make_sampler", "stop_strings"}
+INJECTED = {
+    *("tokenizer", "reward_function", "samples", "vocab_size", "eos_token_ids", "make_sampler", "stop_strings"),
+    "is_encoder_decoder",
+}
 
 
 def parameters(constructor) -> dict:

@@ -87,7 +87,7 @@ def test_an_empty_text_has_no_perplexity_and_does_not_count(tiny_gpt2_dir):
 
 def test_perplexity_prefers_sentences_to_salad(shared_dir):
     metric = ReferencePerplexity(str(shared_dir / "models/stories260K"))
-    texts = ["there was a little girl named Lily.", "Lily a there girl. named little was"]
+    texts = [" there was a little girl named Lily.", " Lily a there girl. named little was"]
     scores, _ = compute_metric(metric, ["Once upon a time"] * 2, texts, [[], []])[
         "fluency_metrics/reference_perplexity"
     ]

@@ -17,6 +17,7 @@ from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.system.errors import ModelError, RewardError
 from tests.builders import LowTokens, make_env, make_policy
+from tests.config_errors import raises_at
 
 
 class OneAtTheEnd(RewardFunction):
@@ -226,3 +227,10 @@ def test_the_parts_of_a_reward_are_logged_and_add_up(policy, tiny_gpt2_dir, tiny
 def test_a_reward_without_parts_logs_none(policy, tiny_gpt2_dir, tiny_tokenizer):
     _, info, _ = collect(policy, make_env(tiny_tokenizer, tiny_gpt2_dir))
     assert not [key for key in info if key.startswith("rollout_info/reward/")]
+
+
+def test_an_environment_of_a_causal_model_is_refused_for_an_encoder_decoder(tiny_tokenizer, tiny_gpt2_dir, tiny_t5_dir):
+    """Its responses would be read as continuations of the prompts."""
+    env = make_env(tiny_tokenizer, tiny_gpt2_dir)
+    with raises_at("context_start_token"):
+        RolloutCollector(env, make_policy("seq2seq", tiny_t5_dir), kl=FixedKLController(0.1))

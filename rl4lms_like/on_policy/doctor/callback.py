@@ -105,7 +105,7 @@ class Doctor(Callback):
             # Decoding takes time, so examples are only decoded for the one report.
             examples: Sequence[Any] = ()
             if name not in self.reported:
-                examples = rollout_examples(name, self.run.tokenizer, episodes, rewards)
+                examples = rollout_examples(name, self.run.continuations, episodes, rewards)
             alerts[name] = (alert, examples)
         return alerts
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import EpisodeBatch
 
 Diagnostics = dict[str, float | None]
@@ -279,21 +279,22 @@ def standard_error(values: Iterable[Any]) -> float:
 
 
 def rollout_examples(
-    alert: str, tokenizer: PreTrainedTokenizerBase, episodes: EpisodeBatch, rewards: Sequence[float]
+    alert: str, continuations: Continuations, episodes: EpisodeBatch, rewards: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Return episodes of the rollout that illustrate an alert; empty for alerts without examples."""
     if alert not in _CHOICES:
         return []
 
     # Special tokens of the response are kept: whether it ends, and with which token, is often the point.
+    with_special_tokens = replace(continuations, skips_special_tokens=False)
     examples = []
     for i in _CHOICES[alert](episodes):
-        prompt = tokenizer.decode(episodes.prompt_ids[i][episodes.prompt_mask[i]].tolist(), skip_special_tokens=True)
-        response = tokenizer.decode(episodes.response_ids[i][episodes.response_mask[i]].tolist())
+        prompt_ids = episodes.prompt_ids[i][episodes.prompt_mask[i]].tolist()
+        response = with_special_tokens.text(prompt_ids, episodes.response_ids[i][episodes.response_mask[i]].tolist())
         examples.append(
             {
-                "prompt": _cut(str(prompt)),
-                "response": _cut(str(response)),
+                "prompt": _cut(continuations.decode(prompt_ids)),
+                "response": _cut(response),
                 "reward": float(rewards[i]),
                 "tokens": int(episodes.lengths[i]),
             }

@@ -6,7 +6,9 @@ import torch
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
+from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
+from tests.tokenizer_families import CAUSAL
 
 
 @pytest.fixture
@@ -43,6 +45,7 @@ def test_every_reference_is_an_example_of_its_own(tokenizer):
     assert examples.n_learned == sum(len(learned(row)) for row in examples.rows) == 7
 
 
+@pytest.mark.parametrize("kind", ["byte-level", "llama", "metaspace always"])
 @pytest.mark.parametrize(("prompt", "reference", "separator", "text"), [
     ("The sea", "is blue.", None, "The sea is blue."),
     ("The sea ", "is blue.", None, "The sea is blue."),
@@ -51,10 +54,16 @@ def test_every_reference_is_an_example_of_its_own(tokenizer):
     ("The sea", "is blue.", "", "The seais blue."),
     ("The sea", "is blue.", "\n", "The sea\nis blue."),
     ("", "Blue.", None, "Blue."),
+    ("2+2=", "4", "", "2+2=4"),
+    ("if x:\n", "    return 1", "", "if x:\n    return 1"),
 ])  # fmt: skip
-def test_what_stands_between_prompt_and_reference(prompt, reference, separator, text, tokenizer):
+def test_what_stands_between_prompt_and_reference(prompt, reference, separator, text, kind):
+    tokenizer = CAUSAL[kind]()
     (row,) = encoder(tokenizer, separator=separator).encode([Sample("0", prompt, [reference])]).rows
-    assert tokenizer.decode(row["input_ids"]) == f"{text}<eos>"
+    assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == text
+    assert row["input_ids"][-1] == tokenizer.eos_token_id
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    assert row["input_ids"][: len(prompt_ids)] == prompt_ids
 
 
 def test_a_tokenizer_that_spaces_by_itself_gets_no_second_space():
@@ -62,7 +71,13 @@ def test_a_tokenizer_that_spaces_by_itself_gets_no_second_space():
     samples = [Sample("0", "sea is", ["blue"])]
     (row,) = encoder(tokenizer).encode(samples).rows
     assert tokenizer.decode(row["input_ids"], skip_special_tokens=True) == "sea is blue"
-    assert row == encoder(tokenizer, separator="").encode(samples).rows[0]
+
+
+def test_a_reference_that_no_tokens_continue_is_an_error_with_its_sample():
+    """Such a tokenizer cannot write "seais", only "sea is", which is not what the example has."""
+    tokenizer = make_word_tokenizer(["sea", "is", "blue"])
+    with pytest.raises(DataPoolError, match=r"sample 's7'.*separator"):
+        encoder(tokenizer, separator="").encode([Sample("s7", "sea", ["is blue"])])
 
 
 @pytest.mark.parametrize("append_eos", [True, False])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.on_policy.doctor.diagnostics import N_COMPARED, diagnostics_of, rank_correlation, rollout_examples
 
@@ -84,17 +85,17 @@ def test_ranks_are_correlated_as_scipy_correlates_them():
 def test_examples_are_the_episodes_that_show_it(tiny_tokenizer):
     ids = [tiny_tokenizer(text)["input_ids"] for text in ("one", "two two two", "two two two", "three")]
     batch = episodes(ids, [[20 + k] for k in range(4)])
-    same = rollout_examples("duplicates", tiny_tokenizer, batch, [1, 2, 3, 4])
+    same = rollout_examples("duplicates", Continuations(tiny_tokenizer), batch, [1, 2, 3, 4])
     assert [(item["response"], item["reward"]) for item in same] == [("two two two", 2.0), ("two two two", 3.0)]
-    ends = rollout_examples("reward_follows_length", tiny_tokenizer, batch, [1, 2, 3, 4])
+    ends = rollout_examples("reward_follows_length", Continuations(tiny_tokenizer), batch, [1, 2, 3, 4])
     assert [item["tokens"] for item in ends] == [min(map(len, ids)), max(map(len, ids))]
     short = dataclasses.replace(batch, terminated=torch.tensor([True, True, False, True]))
-    (cut,) = rollout_examples("all_truncated", tiny_tokenizer, short, [1, 2, 3, 4])
+    (cut,) = rollout_examples("all_truncated", Continuations(tiny_tokenizer), short, [1, 2, 3, 4])
     assert cut["reward"] == 3.0, "the one that was cut"
     backwards = batch.select(torch.tensor([1, 0, 3, 2]))
-    (empty,) = rollout_examples("all_empty", tiny_tokenizer, backwards, [1, 2, 3, 4])
+    (empty,) = rollout_examples("all_empty", Continuations(tiny_tokenizer), backwards, [1, 2, 3, 4])
     assert empty["tokens"] == min(map(len, ids))
-    assert rollout_examples("ratio_gap", tiny_tokenizer, batch, [1, 2, 3, 4]) == []
+    assert rollout_examples("ratio_gap", Continuations(tiny_tokenizer), batch, [1, 2, 3, 4]) == []
 
 
 def test_an_example_of_near_twins_is_two_that_are_and_under_two_prompts(tiny_tokenizer):
@@ -102,5 +103,5 @@ def test_an_example_of_near_twins_is_two_that_are_and_under_two_prompts(tiny_tok
     last = [[*text[:-1], end] for end in (97, 98, 99)]
     other = [list(range(start, start + 21)) for start in (40, 70)]
     batch = episodes([other[0], last[0], last[1], other[1], last[2]], [[2], [3], [3], [4], [5]])
-    first, second = rollout_examples("duplicates", tiny_tokenizer, batch, [1, 2, 3, 4, 5])
+    first, second = rollout_examples("duplicates", Continuations(tiny_tokenizer), batch, [1, 2, 3, 4, 5])
     assert (first["reward"], second["reward"]) == (2.0, 5.0)
