@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
+from rl4lms_like.core.chat_template import set_template_date
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.assemble_supervised import max_prompt_length, token_limit
@@ -190,7 +191,12 @@ def generate_texts(
     if top_k is not None:
         arguments["top_k"] = top_k
 
+    # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
     tokenizer = load_tokenizer(name)
+    if config is not None and config.tokenizer.template_date is not None:
+        set_template_date(tokenizer, config.tokenizer.template_date)
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+
     responder = responder_of(
         config,
         name,
@@ -207,8 +213,6 @@ def generate_texts(
     for i, prompt in enumerate(prompts):
         samples += [Sample(str(i), prompt)] * n
 
-    # A model that was trained on chats expects the turns of its template around each prompt.
-    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
     if template is not None:
         samples = [template.with_rendered_prompt(sample) for sample in samples]
 

@@ -169,8 +169,9 @@ def _chat_template(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     if isinstance(template, str) and not os.path.isfile(with_home(template)):
         text = f"there is no file {template!r}{_where_from(template)}; true uses the template of the tokenizer"
         yield ConfigIssue("tokenizer.chat_template", text)
-    if not template and at(blocks, "tokenizer.system_prompt") is not None:
-        yield ConfigIssue("tokenizer.system_prompt", "has no effect without tokenizer.chat_template")
+    for key in ("tokenizer.system_prompt", "tokenizer.template_date"):
+        if not template and at(blocks, key) is not None:
+            yield ConfigIssue(key, "has no effect without tokenizer.chat_template")
     if template and separator is not None:
         yield ConfigIssue("alg.separator", "has no effect with tokenizer.chat_template, which separates messages")
 

@@ -26,7 +26,7 @@ from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
 from rl4lms_like.small_models.embedded import TinyModelConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
+from rl4lms_like.system.numbers import Count, Day, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.system.schema import check_arguments
 from rl4lms_like.system.secrets import secret_issues, without_values
 
@@ -76,6 +76,8 @@ class TokenizerConfig:
             file, which is saved with the tokenizer. A text is the message of a user. The token that the template writes
             after a message of the assistant ends a response.
         system_prompt: with `chat_template`: system message put before prompts without one.
+        template_date: with `chat_template`: the day that templates write as today. Default: the day on which the run
+            started, which is stored in the `config.json` of the run.
     """
 
     model_name: str
@@ -86,6 +88,8 @@ class TokenizerConfig:
     trust_remote_code: bool = False
     chat_template: bool | str = False
     system_prompt: str | None = None
+    # Not in the `repr`, of which files of pairs keep a digest; the rendered prompts that it changes are part of it.
+    template_date: Day | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
