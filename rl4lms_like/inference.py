@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
 )
+from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
 from rl4lms_like.training.resuming.resume import own_config
 
 NO_LIMIT = 1_000_000
@@ -252,23 +254,49 @@ def decoding_arguments(
 
 
 def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
-    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None."""
+    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None.
+
+    Raises:
+        RL4LMsLikeError: the run has not saved a model.
+    """
     if not folder.is_dir():
         return None, None
 
     # run/        run/best        run/checkpoints/iteration_00020
-    candidates = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
-    for run_folder, model in candidates:
+    for run_folder in (folder, folder.parent, folder.parent.parent):
         try:
             content = own_config(run_folder)
         except CheckpointError:
             continue
 
         # Any model's folder has a `config.json`, too: only that of a run has this block.
-        is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
-        if "train_evaluation" in content and is_model:
+        if "train_evaluation" not in content:
+            continue
+        model = _model_of(run_folder) if folder == run_folder else folder
+        if _is_model(model):
             return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
     return None, None
+
+
+def _model_of(run_folder: Path) -> Path:
+    """Return the folder of a run's model; of an unfinished run, that of its best or its newest model."""
+    if _is_model(run_folder / "model"):
+        return run_folder / "model"
+
+    saved = [run_folder / "best", *reversed(all_in(run_folder / FOLDER))]
+    model = next((model for model in saved if _is_model(model)), None)
+    if model is None:
+        where = "neither in model/ nor in best/ or checkpoints/"
+        why = "it ended before it saved one, or has train_evaluation.save_model: false"
+        raise RL4LMsLikeError(f"the run {run_folder} has no model, {where}: {why}")
+
+    # Not on standard output, which has the texts and scores.
+    print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
+    return model
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:

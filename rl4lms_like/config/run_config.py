@@ -491,7 +491,7 @@ def parse_config(
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
-    found = list(map(with_key_of_here, found)) if kind is RunConfig else found
+    found = [with_key_of_here(issue, is_rl=kind is RunConfig) for issue in found]
     if found:
         reported = _in_order_of(mapping, found)[:MAX_ISSUES]
         more = [ConfigIssue("", f"and {len(found) - len(reported)} more")] if len(found) > len(reported) else []

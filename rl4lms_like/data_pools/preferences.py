@@ -74,7 +74,8 @@ class PreferenceColumns:
             messages=sample.messages,
             rejected=rejected,
             margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
-            is_implicit=is_implicit,
+            # Messages have a prompt of their own; only that of texts is found by comparing them.
+            is_implicit=is_implicit and isinstance(prompt, str),
         )
 
     def _prompt_and_responses(

@@ -155,7 +155,7 @@ def test_conversations_are_rendered_by_the_chat_template(tmp_path):
         assert tokenizer.decode(row["prompt"]) == prompt
         end = END if id == "dpo" else f"{END}\n{tokenizer.eos_token}"
         assert [tokenizer.decode(ids) for ids in row["responses"]] == [f"chosen{end}", f"rejected{end}"]
-        assert (pairs.n_without_end, pairs.n_implicit) == (0, 4)
+        assert (pairs.n_without_end, pairs.n_implicit) == (0, 0)
 
 
 def test_a_pool_without_preferences_is_refused(tmp_path, tiny_gpt2_dir):

@@ -263,6 +263,22 @@ def test_a_run_that_goes_on_while_an_alarm_builds_up_tells_the_same(config, tmp_
     assert files_of(folder) == files_of(expected)
 
 
+def test_the_alerts_of_a_resumed_run_are_logged_in_the_order_of_their_reports(config, tmp_path, monkeypatch):
+    config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
+    config["doctor"] |= {"patience": 1, "window": 1, "min_minibatch_episodes": 100}
+    config["train_evaluation"] |= {"n_iters": 3, "save_every": 2, "save_model": True}
+    expected = started(config, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 1, "files")
+        started(config, tmp_path)
+    folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
+
+    logged = [list(line) for line in lines(expected / "training_info.jsonl")]
+    alerts = [key for key in logged[1] if key.startswith("doctor/")]
+    assert len(alerts) > 1 and alerts != sorted(alerts)
+    assert [list(line) for line in lines(folder / "training_info.jsonl")] == logged
+
+
 def test_a_run_that_goes_on_after_a_left_out_step_leaves_out_and_tells_the_same(config, tmp_path, monkeypatch):
     config["alg"]["args"] |= {"non_finite": "skip", "batch_size": 8}
     config["train_evaluation"] |= {"n_iters": 2, "save_every": 2, "save_model": True}
