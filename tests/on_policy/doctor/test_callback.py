@@ -127,6 +127,32 @@ def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_
     assert max(evidence["entropy"]) < 0.35 * evidence["first"]
 
 
+class StalePPO(PPO):
+    """PPO whose update starts with other weights than the rollout."""
+
+    def train(self):
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in self.policy.model.parameters():
+                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+        super().train()
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_in_bfloat16_rounding_gives_no_alert_and_stale_weights_give_one_that_names_them_on_the_console(
+    config, tmp_path, capsys, is_stale
+):
+    config["alg"]["policy"]["args"]["dtype"] = "bfloat16"
+    if is_stale:
+        config["alg"]["id"] = f"{__name__}:StalePPO"
+    folder = started(config, tmp_path)
+    gaps = [line["train/ratio_gap"] for line in lines(folder / "training_info.jsonl")]
+    assert ("ratio_gap" in reported(folder)) == is_stale, gaps
+
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if ", ratio_gap: " in line] or [""]
+    assert ("changed weights, or bfloat16 rounding; try dtype: float32" in warning) == is_stale
+
+
 def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     config["alg"]["policy"]["args"]["dropout"] = True
     assert "dropout is" in reported(started(config, tmp_path))["ratio_gap"]["advice"]
