@@ -151,7 +151,7 @@ class Doctor(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history = History.from_state(state["history"])
-        # In the order of the reports, in which they are logged: by iteration, and within one by the order of the checks.
+        # In the order of the reports, in which they are logged: by iteration, within one by the order of the checks.
         # A checkpoint's JSON has its keys in alphabetical order.
         reported = {name: state["told"][name] for name in (*ALERTS, HACKING) if name in state["told"]}
         self.reported = dict(sorted(reported.items(), key=itemgetter(1)))
