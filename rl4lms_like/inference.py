@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
+from rl4lms_like.core.chat_template import set_template_date
 from rl4lms_like.core.continuation import keep_special_tokens
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
@@ -40,6 +42,7 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
 )
+from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
 from rl4lms_like.training.resuming.resume import own_config
 
 NO_LIMIT = 1_000_000
@@ -192,9 +195,14 @@ def generate_texts(
     if top_k is not None:
         arguments["top_k"] = top_k
 
+    # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
     tokenizer = load_tokenizer(name)
     if config is not None:
         keep_special_tokens(tokenizer, config.tokenizer.keep_special_tokens or ())
+    if config is not None and config.tokenizer.template_date is not None:
+        set_template_date(tokenizer, config.tokenizer.template_date)
+    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
+
     responder = responder_of(
         config,
         name,
@@ -211,8 +219,6 @@ def generate_texts(
     for i, prompt in enumerate(prompts):
         samples += [Sample(str(i), prompt)] * n
 
-    # A model that was trained on chats expects the turns of its template around each prompt.
-    template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
     if template is not None:
         samples = [template.with_rendered_prompt(sample) for sample in samples]
 
@@ -252,23 +258,49 @@ def decoding_arguments(
 
 
 def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
-    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None."""
+    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None.
+
+    Raises:
+        RL4LMsLikeError: the run has not saved a model.
+    """
     if not folder.is_dir():
         return None, None
 
     # run/        run/best        run/checkpoints/iteration_00020
-    candidates = [(folder, folder / "model"), (folder.parent, folder), (folder.parent.parent, folder)]
-    for run_folder, model in candidates:
+    for run_folder in (folder, folder.parent, folder.parent.parent):
         try:
             content = own_config(run_folder)
         except CheckpointError:
             continue
 
         # Any model's folder has a `config.json`, too: only that of a run has this block.
-        is_model = any((model / name).is_file() for name in ("config.json", "adapter_config.json"))
-        if "train_evaluation" in content and is_model:
+        if "train_evaluation" not in content:
+            continue
+        model = _model_of(run_folder) if folder == run_folder else folder
+        if _is_model(model):
             return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
     return None, None
+
+
+def _model_of(run_folder: Path) -> Path:
+    """Return the folder of a run's model; of an unfinished run, that of its best or its newest model."""
+    if _is_model(run_folder / "model"):
+        return run_folder / "model"
+
+    saved = [run_folder / "best", *reversed(all_in(run_folder / FOLDER))]
+    model = next((model for model in saved if _is_model(model)), None)
+    if model is None:
+        where = "neither in model/ nor in best/ or checkpoints/"
+        why = "it ended before it saved one, or has train_evaluation.save_model: false"
+        raise RL4LMsLikeError(f"the run {run_folder} has no model, {where}: {why}")
+
+    # Not on standard output, which has the texts and scores.
+    print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
+    return model
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,7 +125,7 @@ def train_config(
     `ranks` are the processes that train together, if the caller has connected them already.
     """
     from rl4lms_like.on_policy.replay import with_replay
-    from rl4lms_like.training.resuming.resume import find_unfinished
+    from rl4lms_like.training.resuming.resume import find_unfinished, with_template_date
 
     config = with_replay(config)
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
@@ -158,6 +159,11 @@ def train_config(
                 action = "starts again in it, since it ended before its first iteration"
             messages = [*messages, f"{resumed.run_folder} is not finished: this run {action}; --new starts a new run"]
             resumed = replace(resumed, lock=lock)
+            config = resumed.config
+
+        # A resumed run writes the date of its start into its prompts, also on another day.
+        elif config.tokenizer.template_date is None:
+            config = with_template_date(config, ranks.from_main(lambda: date.today().isoformat()))
 
         destinations = Destinations(
             base,

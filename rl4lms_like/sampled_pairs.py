@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder
 from rl4lms_like.training.inputs import build_datapool, build_tokenizer, load_model_config, render_prompts
+from rl4lms_like.training.resuming.resume import with_template_date
 from rl4lms_like.training.threads import set_n_threads
 
 REPORT_EVERY_S = 30.0
@@ -73,6 +75,7 @@ class Progress:
         counts: number of pairs, of prompts without a pair by reason, and of truncated responses.
         sums: sums of the scores of chosen and rejected responses.
         reward: state of the reward.
+        template_date: the day that the chat template writes as today; None without a template.
     """
 
     digest: str
@@ -81,6 +84,7 @@ class Progress:
     counts: dict[str, int] = field(default_factory=dict)
     sums: dict[str, float] = field(default_factory=dict)
     reward: Any = None
+    template_date: str | None = None
 
     def lines(self, out: Path) -> Iterator[str]:
         """Yield the lines of the report."""
@@ -134,12 +138,17 @@ def write_pairs(
     # No metric is computed, so none needs its packages.
     evaluation = replace(config.train_evaluation, metrics=[])
     config = with_embedded_models(replace(config, train_evaluation=evaluation))
+
+    # A file that is continued on another day has prompts with the date of its start.
+    if config.tokenizer.template_date is None:
+        config = with_template_date(config, _date_of_start(out) or date.today().isoformat())
     reward = build_components(config).reward_fn
 
     with deterministic_operations(config.deterministic):
         responder, samples = _responder_and_samples(config, split, reward)
         samples = samples[:max_prompts]
         progress = _progress(out, _digest(config, samples, [n_samples, split, min_difference]))
+        progress.template_date = config.tokenizer.template_date
         if progress.reward is not None:
             load_state(reward, progress.reward)
 
@@ -236,9 +245,22 @@ def _digest(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]
     return sha256(repr([blocks, config.seed, texts, *options]).encode(errors="replace")).hexdigest()
 
 
+def _date_of_start(out: Path) -> str | None:
+    """Return the date in the progress of a file of pairs; None if there is none."""
+    try:
+        progress = Progress(**json.loads(_progress_file(out).read_text(encoding="utf-8")))
+        return date.fromisoformat(str(progress.template_date)).isoformat()
+    except (OSError, ValueError, TypeError):  # `_progress` reports what is wrong with the file
+        return None
+
+
+def _progress_file(out: Path) -> Path:
+    return out.with_name(f"{out.name}.progress.json")
+
+
 def _progress(out: Path, digest: str) -> Progress:
     """Return the progress of a file of pairs, and remove what was written to it after that."""
-    file = out.with_name(f"{out.name}.progress.json")
+    file = _progress_file(out)
     with saving(f"the pairs to {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
         refuse_links([out, file])
@@ -362,7 +384,7 @@ def _append(
         progress.counts = dict(counts)
         progress.sums = dict(sums)
         progress.reward = reward_state
-        write_whole(out.with_name(f"{out.name}.progress.json"), json.dumps(vars(progress)))
+        write_whole(_progress_file(out), json.dumps(vars(progress)))
 
 
 def _no_pair(best: Response, worst: Response, min_difference: float) -> str | None:

@@ -45,3 +45,12 @@ def test_every_metric_says_what_it_reports_on_the_page_and_when_it_is_shown(id, 
 def test_what_an_id_needs_stands_on_the_page():
     (row,) = re.findall(r"^\| \[`hf_dataset`\].*$", page(), re.MULTILINE)
     assert "extra 'data'" in row
+
+
+@pytest.mark.parametrize("id", ["grpo", "rloo", "opd"])
+def test_arguments_of_a_critic_that_would_be_errors_are_not_shown(id, capsys):
+    assert main(["show", id]) == 0
+    shown = capsys.readouterr().out
+    assert "group_size" in shown and "critic_learning_rate" not in shown and "gae_lambda" not in shown
+    assert main(["show", "ppo"]) == 0
+    assert "critic_learning_rate" in capsys.readouterr().out

@@ -422,6 +422,25 @@ def test_the_status_counts_where_nobody_reads_the_output_too(error, status):
         assert process.wait(60) == status
 
 
+@pytest.mark.parametrize(("is_ignored", "status"), [(False, 130), (True, 0)], ids=["", "nohup"])
+def test_a_hangup_interrupts_a_command_unless_it_is_ignored(is_ignored, status):
+    """Sent twice: by the shell and by the system."""
+    code = (
+        "import os, signal, sys, time; from rl4lms_like import cli\n"
+        "def hung_up(options):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.1)\n"
+        "    except KeyboardInterrupt:\n"
+        "        os.kill(os.getpid(), signal.SIGHUP); time.sleep(0.1); print('saved', flush=True); raise\n"
+        "cli.COMMANDS['list'].run = hung_up; sys.argv = ['rl4lms-like', 'list', 'rewards']; sys.exit(cli.main())"
+    )
+    disposition = signal.SIG_IGN if is_ignored else signal.SIG_DFL
+    code = f"import signal; signal.signal(signal.SIGHUP, signal.{disposition.name})\n{code}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    output = ("", "") if is_ignored else ("saved\n", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (status, *output)
+
+
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
 def test_a_second_signal_ends_a_program_that_does_not_come_to_its_end(second):
     """A thread of somebody's keeps it, for instance; nothing is left to save."""

@@ -358,6 +358,13 @@ _OF_CRITICS = (
 """Arguments without effect if the algorithm has no critic."""
 
 
+def without_effect(algorithm: Any) -> tuple[str, ...]:
+    """Return the arguments that are errors if they are set for an algorithm, given the class of its arguments."""
+    if getattr(algorithm, "needs_critic", True):
+        return ()
+    return (*_OF_CRITICS, "gae_lambda", "gae_length_alpha")
+
+
 def value_issues(algorithm: Any, given: Mapping[str, Any], id: str) -> list[ConfigIssue]:
     """Return errors for critic arguments that are given to an algorithm without a critic.
 

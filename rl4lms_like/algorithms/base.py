@@ -56,8 +56,12 @@ from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
 
-RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Distance from 1 above which the first probability ratio of an update causes a warning."""
+RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
+"""Distance from 1 above which the first probability ratio of an update causes a warning.
+
+Rounding in bfloat16 (8 bits) gives up to 0.04 in tiny models and 0.22 in one of 135M parameters. Weights that are one
+update old give 0.7 to 0.9 (medians of `python -m benchmarks.healthy_runs`).
+"""
 TERMS = ("policy", "value", "entropy", "kl", "nll")
 """Terms of an `Objective` whose means are logged."""
 LOG_KEYS = {
@@ -684,5 +688,6 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if options.dropout:
             return "dropout is active in updates (policy.args.dropout)"
         if options.dtype != "float32":
-            return f"{options.dtype} rounding depends on the padded width; try dtype: float32"
-        return "the model's outputs depend on the batch; try attn_implementation: eager or compile: false"
+            return f"changed weights, or {options.dtype} rounding; try dtype: float32"
+        remedy = "compile: false" if options.compile else "attn_implementation: eager"
+        return f"the model's outputs depend on the batch; try {remedy}"

@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from rl4lms_like.cli.commands import COMMANDS, build_parser
 from rl4lms_like.cli.printing import say
@@ -31,6 +32,7 @@ from rl4lms_like.rewards.time_limit import TimeIsUp
 from rl4lms_like.system.disk import is_denied, reason
 from rl4lms_like.system.errors import ConfigError, RankError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import use_code_from
+from rl4lms_like.system.interruption import STOP_SIGNALS
 from rl4lms_like.system.ranks import is_main_process
 from rl4lms_like.system.wording import accept_any_character
 
@@ -116,7 +118,7 @@ def _report_error(error: RL4LMsLikeError, options: argparse.Namespace) -> None:
 
 def _end_at_once_by_another() -> None:
     """Exit at once with status 130 on another signal, because nothing is left to save."""
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
+    for signal_number in STOP_SIGNALS:
         if signal.getsignal(signal_number) is not signal.SIG_IGN:
             signal.signal(signal_number, lambda number, frame: os._exit(130))
 
@@ -184,14 +186,27 @@ def _is_stdout_full() -> bool:
 
 @contextmanager
 def _cancelled_as_by_ctrl_c() -> Iterator[None]:
-    """Handle SIGTERM, sent to cancelled jobs, like Ctrl-C within the context."""
+    """Handle SIGTERM, sent to cancelled jobs, and SIGHUP, sent by a closing terminal, like Ctrl-C within the context.
+
+    A SIGHUP that is ignored (`nohup`) stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():  # Python sets handlers in that thread only
         yield
         return
 
+    handlers_before = {signal.SIGTERM: signal.signal(signal.SIGTERM, signal.default_int_handler)}
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # Windows has none
+        handlers_before[signal.SIGHUP] = signal.signal(signal.SIGHUP, _hang_up)
+
     # None: the handler before was not installed from Python, which cannot restore it.
-    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+        for signal_number, handler in handlers_before.items():
+            signal.signal(signal_number, signal.SIG_DFL if handler is None else handler)
+
+
+def _hang_up(number: int, frame: FrameType | None) -> None:
+    # Both the shell and the system send SIGHUP when a terminal closes: only the first one counts.
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt

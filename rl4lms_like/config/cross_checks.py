@@ -169,8 +169,9 @@ def _chat_template(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     if isinstance(template, str) and not os.path.isfile(with_home(template)):
         text = f"there is no file {template!r}{_where_from(template)}; true uses the template of the tokenizer"
         yield ConfigIssue("tokenizer.chat_template", text)
-    if not template and at(blocks, "tokenizer.system_prompt") is not None:
-        yield ConfigIssue("tokenizer.system_prompt", "has no effect without tokenizer.chat_template")
+    for key in ("tokenizer.system_prompt", "tokenizer.template_date"):
+        if not template and at(blocks, key) is not None:
+            yield ConfigIssue(key, "has no effect without tokenizer.chat_template")
     if template and separator is not None:
         yield ConfigIssue("alg.separator", "has no effect with tokenizer.chat_template, which separates messages")
 
@@ -479,6 +480,7 @@ ELSEWHERE = {
     "alg.policy.args.model_name": "sft_model_path model_name_or_path policy_model actor_model pretrain",
     "alg.policy.args.reference_model": "ref_model ref_model_path",
     "alg.policy.args.critic_model": "value_model value_model_path critic_pretrain",
+    "alg.policy.args.peft": "lora lora_config peft_config",
     "alg.policy.args.generation_kwargs.max_new_tokens": "response_length max_completion_length generate_max_len",
     "env.args.max_prompt_length": "max_prompt_length prompt_max_len",
     "env.n_envs": "rollout_batch_size local_rollout_forward_batch_size",
@@ -515,9 +517,13 @@ HERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 _OWN_ARGUMENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.")
 
 
-def with_key_of_here(issue: ConfigIssue) -> ConfigIssue:
+def with_key_of_here(issue: ConfigIssue, *, is_rl: bool) -> ConfigIssue:
     """Return the error; for an unknown key of another library, with the equivalent key of this library."""
     here = HERE.get(issue.path.rpartition(".")[2])
+
+    # Most keys of supervised and preference runs are those of transformers' Trainer, and have the same names.
+    if not is_rl:
+        here = "alg.peft" if here == "alg.policy.args.peft" else None
     if here is None or not issue.message.startswith(UNKNOWN_KEY) or issue.path.startswith(_OWN_ARGUMENTS):
         return issue
     return ConfigIssue(issue.path, f"{UNKNOWN_KEY}; the equivalent is {here} ({PAGE})")

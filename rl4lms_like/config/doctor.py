@@ -37,7 +37,7 @@ class DoctorConfig:
         window: number of iterations of the conditions that need a longer history: `max_length_correlation`,
             `min_explained_variance`, `max_value_loss_growth`, and `min_reward_spread` in small rollouts.
         max_ratio_gap: alert if an update's first ratio differs from 1 by more than this; `auto`: 0.001, with `dtype:
-            bfloat16` 0.05.
+            bfloat16` 0.4.
         kl_times_target: with `alg.kl_div.target_kl`: alert if the KL to the reference is above this multiple of it.
         max_kl: without `alg.kl_div.target_kl`: alert if the KL to the reference is above this, in nats per token.
         max_negative_kl: alert if the estimated KL is below minus this value, in nats per token.
@@ -81,7 +81,7 @@ class DoctorConfig:
     window: Count = 10
     max_ratio_gap: Positive | Literal["auto"] | None = "auto"
     kl_times_target: Positive | None = 3.0
-    max_kl: Positive | None = 4.0
+    max_kl: Positive | None = 2.5
     max_negative_kl: NonNegative | None = 0.1
     min_entropy: NonNegative | None = 0.01
     min_entropy_share: Fraction | None = 0.02

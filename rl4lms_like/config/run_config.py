@@ -26,7 +26,7 @@ from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
 from rl4lms_like.small_models.embedded import TinyModelConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.numbers import Count, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
+from rl4lms_like.system.numbers import Count, Day, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
 from rl4lms_like.system.schema import check_arguments
 from rl4lms_like.system.secrets import secret_issues, without_values
 
@@ -78,6 +78,8 @@ class TokenizerConfig:
         system_prompt: with `chat_template`: system message put before prompts without one.
         keep_special_tokens: special tokens, such as `<think>`, that stay in the texts of responses for rewards,
             metrics, judges, predictions and stop strings. All others are removed, end and padding tokens always.
+        template_date: with `chat_template`: the day that templates write as today. Default: the day on which the run
+            started, which is stored in the `config.json` of the run.
     """
 
     model_name: str
@@ -89,6 +91,8 @@ class TokenizerConfig:
     chat_template: bool | str = False
     system_prompt: str | None = None
     keep_special_tokens: list[str] | None = None
+    # Not in the `repr`, of which files of pairs keep a digest; the rendered prompts that it changes are part of it.
+    template_date: Day | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -495,7 +499,7 @@ def parse_config(
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
-    found = list(map(with_key_of_here, found)) if kind is RunConfig else found
+    found = [with_key_of_here(issue, is_rl=kind is RunConfig) for issue in found]
     if found:
         reported = _in_order_of(mapping, found)[:MAX_ISSUES]
         more = [ConfigIssue("", f"and {len(found) - len(reported)} more")] if len(found) > len(reported) else []

@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 KEY = "tokenizer.chat_template"
 
+Tools: TypeAlias = "Sequence[dict[str, Any]] | None"
+"""Descriptions of functions that a model may call, as JSON schemas."""
 Message: TypeAlias = "dict[str, Any]"
 """`role` and `content`; templates may read further keys. The content is None if there are only tool calls."""
 
@@ -40,13 +44,54 @@ _CONTENT = "X7Q"
 """A content that occurs nowhere else in a rendered conversation."""
 
 
+_DIRECTIVE = re.compile(r"%-?[A-Za-z]")
+_SPACES_BEFORE_BLOCK = re.compile(r"[ \t]+\{[%#](?!\+)")
+
+_DATE = "template_date"
+"""Attribute of a tokenizer with the day that its chat template writes as today."""
+
+
+def set_template_date(tokenizer: PreTrainedTokenizerBase, day: str) -> None:
+    """Fix the date that the tokenizer's chat template writes as today; it is not saved with the tokenizer."""
+    setattr(tokenizer, _DATE, date.fromisoformat(day))
+
+
+def dated_template(tokenizer: PreTrainedTokenizerBase, tools: Tools = None) -> str | None:
+    """Return the tokenizer's chat template with the date of `set_template_date`; None if that changes nothing.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> tokenizer = SimpleNamespace(get_chat_template=lambda tools: "{{ strftime_now('%d %b') }}")
+        >>> set_template_date(tokenizer, "2026-11-20")
+        >>> dated_template(tokenizer).partition("{% endmacro %}")[0]
+        '{% macro strftime_now(format) %}{{ format.replace("%b", "Nov").replace("%d", "20") }}'
+    """
+    day = getattr(tokenizer, _DATE, None)
+    if day is None:
+        return None
+    # A tokenizer may have a template of its own for prompts with tools.
+    template = str(tokenizer.get_chat_template(tools=list(tools) if tools else None))
+    if "strftime_now" not in template:
+        return None
+
+    # transformers gives templates the function `strftime_now`, and passes no other functions to them. A macro of that
+    # name hides it. It replaces the directives of `strftime` that occur in the template.
+    replacements = ""
+    for directive in sorted(set(_DIRECTIVE.findall(template))):
+        with suppress(ValueError):  # on Windows, of what looks like a directive
+            replacements += f".replace({json.dumps(directive)}, {json.dumps(day.strftime(directive))})"
+    macro = f"{{% macro strftime_now(format) %}}{{{{ format{replacements} }}}}{{% endmacro %}}"
+
+    # The empty expression keeps a line break at the beginning, which is removed after a block. Spaces before a block
+    # are removed at the beginning of a line only, where the template now no longer begins.
+    if _SPACES_BEFORE_BLOCK.match(template):
+        template = template.lstrip(" \t")
+    return macro + "{{ '' }}" + template
+
+
 def chat_template_issue(message: str) -> ConfigError:
     """Return an error about the chat template."""
     return ConfigError([ConfigIssue(KEY, message)])
-
-
-Tools: TypeAlias = "Sequence[dict[str, Any]] | None"
-"""Descriptions of functions that a model may call, as JSON schemas."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +233,7 @@ class ChatTemplate:
                     tools=list(tools) if tools else None,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
+                    chat_template=dated_template(self.tokenizer, tools),
                 )
         except Exception as error:
             # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
@@ -267,6 +313,7 @@ class ChatTemplate:
                     tokenize=True,
                     return_dict=True,
                     return_assistant_tokens_mask=True,
+                    chat_template=dated_template(self.tokenizer, tools),
                 )
             ids = encoded["input_ids"]
             return ids, self._until_ends(ids, list(map(bool, encoded["assistant_masks"])))

@@ -13,9 +13,13 @@ The reward that a log-ratio implies is beta times the log-ratio.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
+
+LN_2 = math.log(2)
 
 
 def bradley_terry_loss(
@@ -133,8 +137,26 @@ def log_odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
         >>> round(float(log_odds_ratio(log_p[0], log_p[1])), 3)  # log(4 / 1)
         1.386
     """
-    # log p - log(1 - p) of both, from m = log p: log(1 - p) = log1p(-exp(m)).
-    return (chosen - rejected) - (torch.log1p(-chosen.exp()) - torch.log1p(-rejected.exp()))
+    # log p - log(1 - p) of both, from m = log p.
+    return (chosen - rejected) - (log_of_complement(chosen) - log_of_complement(rejected))
+
+
+def log_of_complement(log_p: Tensor) -> Tensor:
+    """Compute log(1 - p) from log p, with p limited to at most 1 - eps, eps the precision of the data type.
+
+    The value is at least log eps and the gradient at most 1 / eps, also where p is rounded to 1.
+
+    Example:
+        >>> [round(x, 3) for x in log_of_complement(torch.tensor([0.5, 1.0]).log()).tolist()]
+        [-0.693, -15.942]
+    """
+    # log(1 - p) = log1p(-e^m) is exact for small p, log(-expm1(m)) for p near 1, where 1 - e^m cancels (Mächler,
+    # "Accurately computing log(1 - exp(-|a|))", 2012). Each form gets arguments of its own range only: at m = 0 the
+    # gradient of the form that `where` does not choose would be 0 times infinity.
+    limited = log_p.clamp(max=-torch.finfo(log_p.dtype).eps)
+    of_small = torch.log1p(-limited.clamp(max=-LN_2).exp())
+    of_large = torch.log(-torch.expm1(limited.clamp(min=-LN_2)))
+    return torch.where(limited < -LN_2, of_small, of_large)
 
 
 def orpo_loss(chosen: Tensor, rejected: Tensor, nll: Tensor, weight: float) -> Tensor:

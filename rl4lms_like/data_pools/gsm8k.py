@@ -43,6 +43,11 @@ class Gsm8k(TextGenPool):
         if is_divided and split != "test":
             source = str(files.file("train"))
             all_rows = list(enumerate(islice(json_line_rows(files.file("train")), files.max_rows)))
+            if 0 < len(all_rows) <= n_val:
+                raise DataPoolError(
+                    f"{source}: n_val: {n_val} takes all of the {len(all_rows)} rows that are read, and none is left "
+                    f"for train; lower n_val, or give data_files a file for val"
+                )
             rows_of_split = all_rows[:-n_val] if split == "train" else all_rows[-n_val:]
             rows = iter(rows_of_split[: files.max_size])
         else:

@@ -84,6 +84,7 @@ class PreferenceColumns:
             response_messages=whole_messages,
             rejected=rejected,
             margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
+            # Messages have a prompt of their own; only that of texts is found by comparing them.
             is_implicit=self._is_implicit(row) and isinstance(prompt, str),
         )
 

@@ -91,12 +91,15 @@ class ProcessVecEnv(SubprocVecEnv):
 
 
 class EnvInProcess(TextGenEnv):
-    """`TextGenEnv` for a subprocess that survives failures of the reward and ignores the parent's Ctrl-C."""
+    """`TextGenEnv` for a subprocess that survives failures of the reward and ignores signals from the terminal."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         if multiprocessing.parent_process() is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent handles it
+            # Ctrl-C and the hangup of a closing terminal reach all processes; the parent handles them.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            if hasattr(signal, "SIGHUP"):  # not on Windows
+                signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -496,7 +496,7 @@ class ResumeState:
 
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
-            states.check_frozen(frozen, numbers["frozen"])
+            states.check_frozen(frozen, numbers["frozen"], run.config.tokenizer)
             states.load_weights(trained(run.model), self.state.part("model."))
             for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, metric_state)

@@ -420,7 +420,7 @@ class ResumePoint:
         """Restore a state into a run that was just assembled from the same config."""
         policy = self.run.policy
         numbers = state.numbers
-        check_frozen(self._frozen, numbers["frozen"])
+        check_frozen(self._frozen, numbers["frozen"], self.run.config.tokenizer)
         load_weights(policy.training_state(), state.part("policy."))
         load_optimizer(policy.optimizer, numbers["optimizer"], state.part("optimizer."))
 

@@ -85,7 +85,7 @@ class OnPolicyTrainer:
             delete_later_rollouts(tracker.run_path, {ITERATION: n_iteration_rollouts, CRITIC: n_critic_rollouts})
 
     def train_and_eval(self) -> None:
-        """Train and evaluate; if the run ends early, also by Ctrl-C or SIGTERM, save the state to resume from."""
+        """Train and evaluate; if the run ends early, also by a signal, save the state to resume from."""
         with self.interruption:
             try:
                 self._train_and_eval()

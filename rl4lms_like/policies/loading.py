@@ -86,6 +86,9 @@ def load_tokenizer(
     except Exception as error:
         raise ModelError(cannot_load("tokenizer", model_name, error)) from error
 
+    # How it was loaded, which transformers would save with it: the model may be loaded elsewhere.
+    tokenizer.init_kwargs.pop("local_files_only", None)
+
     # GPT-2 and Llama, for instance, have no pad token. Masks never depend on it, so any token will do.
     if tokenizer.pad_token is None and pad_token_as_eos_token:
         if tokenizer.eos_token is None:

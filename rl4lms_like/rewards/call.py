@@ -13,6 +13,7 @@ Rewards with `terminal` set are called for last tokens only. Parts are summed in
 
 from __future__ import annotations
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -221,16 +222,18 @@ def _token(state: Observation) -> str:
 
 
 def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> int | None:
-    """Return the index of the sample whose prompt, text or `meta_info` a variable of the failing code held, or None.
+    """Return the index of the sample whose prompt, text or `meta_info` was an argument of a failing function, or None.
 
-    The variables are those of the error's traceback, innermost first. Calling the reward again with single texts would
-    be more reliable, but it may be remote or paid.
+    The functions are those of the error's traceback, innermost first. Calling the reward again with single texts would
+    find more samples, but it may be remote or paid.
     """
-    # The first frame is the caller's, which has no variable of one sample.
+    # Only arguments: a function works on them until it returns. Other variables may be left over from a loop that has
+    # finished, or from the sample before. The first frame is the caller's.
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][1:]
     values: list[Any] = []
     for frame in reversed(frames):
-        values += frame.f_locals.values()
+        arguments = inspect.getargvalues(frame)
+        values += [arguments.locals[name] for name in arguments.args if name in arguments.locals]
 
     for value in values:
         # The type comes first: the truth value of an array is an error.

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM: a signal is deferred until a run can stop without losing work.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP: a signal is deferred until a run can stop without losing work.
 
     signal    in a rollout, an evaluation     in a minibatch, a checkpoint, a log
     first     stops immediately               stops once that is finished
@@ -6,6 +6,8 @@
 
 With several processes, each of which may receive the signal at another moment, they agree at the next check where to
 stop; nothing stops immediately at the first signal.
+
+When a terminal closes, the shell and the system each send SIGHUP, so a SIGHUP never counts as a second signal.
 
 A run stops with `KeyboardInterrupt`, as usual in Python. The function that runs the loop saves the run and re-raises.
 """
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
     from rl4lms_like.system.ranks import Ranks
 
 _STDERR = 2
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+STOP_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""Signals that stop a run; Windows has no SIGHUP."""
 
 
 class Interruption:
-    """Context manager that handles SIGINT and SIGTERM in the main thread; in other threads it has no effect.
+    """Context manager that handles `STOP_SIGNALS` in the main thread; in other threads it has no effect.
 
-    A signal that is ignored, as in a shell's background jobs, stays ignored.
+    A signal that is ignored stays ignored: SIGINT in a shell's background jobs, SIGHUP with `nohup`.
 
     Args:
         ranks: the processes of the run, which call `check` equally often; default: this one alone.
@@ -51,7 +55,7 @@ class Interruption:
 
         # Python allows handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for signal_number in _SIGNALS:
+            for signal_number in STOP_SIGNALS:
                 handler = signal.getsignal(signal_number)
                 if handler not in (signal.SIG_IGN, None):  # None: a handler not installed from Python
                     self._handlers_before[signal_number] = handler
@@ -104,6 +108,10 @@ class Interruption:
             raise KeyboardInterrupt
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Repeated by a closing terminal: the state must still be saved.
+        if self.requests and number == getattr(signal, "SIGHUP", None):
+            return
+
         # One of several processes that stopped here would leave the others waiting in their next exchange.
         self.requests += 1
         is_alone = self._ranks is None or self._ranks.size == 1

@@ -386,6 +386,7 @@ class Curve:
     target: tuple[str, ...] = ()  # path in the config of the target value
     log: bool = False  # logarithmic axis
     from_zero: bool = False  # the axis includes zero
+    omit_zeros: bool = False  # not drawn if all values are 0
 
 
 LEARNING = "Learning curves"
@@ -409,11 +410,12 @@ CURVES = (
           {"reward": ("rollout_info/ep_rew", "rollout/ep_rew_mean")}, band=True),
     Curve(LEARNING, "KL to the reference", "nats per token",
           {"KL": ("rollout_info/kl_div_mean",)}, target=("alg", "kl_div", "target_kl"), from_zero=True),
-    Curve(LEARNING, "KL coefficient", "weight of the KL penalty in the reward",
+    Curve(LEARNING, "KL coefficient", "weight of the KL penalty",
           {"coefficient": ("rollout_info/kl_coeff",)}, from_zero=True),
     Curve(LEARNING, "Entropy", "nats per token; falls as the policy becomes more deterministic",
           {"entropy": ("rollout_info/entropy",)}),
-    Curve(LEARNING, "KL penalty", "contribution to an episode's reward", {"penalty": ("rollout_info/ep_kl_rew",)}),
+    Curve(LEARNING, "KL penalty", "contribution to an episode's reward", {"penalty": ("rollout_info/ep_kl_rew",)},
+          omit_zeros=True),  # 0 with the penalty in the loss or in the advantage
     Curve(LEARNING, "Response length", "tokens; band: ± one std",
           {"tokens": ("rollout_info/ep_lens", "rollout/ep_len_mean")}, band=True),
     Curve(LEARNING, "Truncated responses", "fraction that reached the length limit without an end token",
@@ -427,6 +429,7 @@ CURVES = (
           {"explained variance": ("ppo/explained_variance", "train/explained_variance")}),
     Curve(UPDATE, "Ratio-one gap", "largest |ratio − 1| in the first minibatch; 0 is exact",
           {"gap": ("train/ratio_gap",)}, log=True),
+    Curve(UPDATE, "KL loss", "penalty in the loss, coefficient included", {"loss": ("ppo/kl_loss",)}),
     Curve(UPDATE, "Policy loss", "the surrogate that is minimised",
           {"loss": ("ppo/policy_gradient_loss", "train/policy_gradient_loss", "train/policy_loss")}),
     Curve(UPDATE, "Approximate KL", "from the rollout's policy; nats per token",

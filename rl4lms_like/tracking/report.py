@@ -255,6 +255,8 @@ def _curve_panels(run: RunRecord, curve: Curve, logged_keys: Container[str]) -> 
             std = dict(run.curve(f"{key}_std")) if curve.band else {}
             series.append(Series(label, [(x, y, std.get(x)) for x, y in run.curve(key)]))
 
+    if curve.omit_zeros and not any(y for line in series for _, y, _ in line.points):
+        return []
     target = number(run.setting(*curve.target)) if curve.target else None
     note = f"{curve.note}; dashed: the target, {format_number(target)}" if target is not None else curve.note
     return _panels(curve.title, note, series, log=curve.log, target=target, from_zero=curve.from_zero)

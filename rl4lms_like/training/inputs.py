@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 from rl4lms_like.config.component import ComponentConfig
 from rl4lms_like.config.notices import Notice
 from rl4lms_like.config.run_config import AnyConfig, TokenizerConfig
-from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
+from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue, set_template_date
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
@@ -60,6 +60,8 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     if config.chat_template and not getattr(tokenizer, "chat_template", None):
         message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
         raise chat_template_issue(message)
+    if config.template_date is not None:
+        set_template_date(tokenizer, config.template_date)
 
     issues = []
     for index, token in enumerate(config.keep_special_tokens or ()):

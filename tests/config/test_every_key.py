@@ -85,6 +85,8 @@ def folders(tmp_path_factory):
     other.save_pretrained(base / "other_tokens")
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     tokenizer.save_pretrained(base / "chat")
+    tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }} " + tokenizer.chat_template
+    tokenizer.save_pretrained(base / "dated")
     tokenizer.chat_template = None
     tokenizer.pad_token = None
     tokenizer.save_pretrained(base / "no_pad")
@@ -226,6 +228,7 @@ _SICK = see.alarms()
 _GROUPS = {"alg.id": "grpo", "alg.args.group_size": 2, "alg.args.learning_rate": 1e-2}
 _HEAD = {"alg.policy.args.value_head_init": "default"}
 _CHAT = {"tokenizer.model_name": f"{FOLDERS}/chat"}
+_DATED = {"tokenizer.model_name": f"{FOLDERS}/dated"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
 
 _TINY = {
@@ -248,6 +251,9 @@ RUN: dict[str, Row | Silent] = {
         "Be.", see.prompts, {**_CHAT, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
+    "tokenizer.template_date": Row(
+        "2020-02-03", see.prompts, {**_DATED, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
+    ),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
@@ -581,6 +587,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.chat_template": Row(True, see.examples, _CHAT),
     "tokenizer.system_prompt": Row("Be.", see.examples, {**_CHAT, "tokenizer.chat_template": True}),
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
+    "tokenizer.template_date": Row("2020-02-03", see.examples, {**_DATED, "tokenizer.chat_template": True}),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(

@@ -26,6 +26,7 @@ def mistakes_of(blocks):
     ("alg.policy.args", "actor_learning_rate", "alg.args.learning_rate"),
     ("env", "rollout_batch_size", "env.n_envs"),
     ("", "vf_coef", "alg.args.vf_coef"),
+    ("alg.policy.args", "lora", "alg.policy.args.peft"),
 ])  # fmt: skip
 def test_a_key_of_another_library_is_answered_with_the_key_here(block, key, here):
     blocks = run_blocks()
@@ -43,6 +44,13 @@ def test_arguments_of_components_and_supervised_runs_have_keys_of_their_own():
     assert "kl_div" not in mistakes_of(blocks)["reward_fn.args.target"]
     blocks = supervised_blocks() | {"learning_rate": 1e-5}
     assert "alg.args" not in mistakes_of(blocks)["learning_rate"]
+
+
+@pytest.mark.parametrize("key", ["lora", "lora_config", "peft_config"])
+def test_the_adapters_of_a_supervised_run_have_their_key_in_alg(key):
+    blocks = supervised_blocks()
+    blocks["alg"][key] = {"r": 4}
+    assert "the equivalent is alg.peft " in mistakes_of(blocks)[f"alg.{key}"]
 
 
 def test_the_keys_here_are_taken():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import time
+from datetime import date
 
 import pytest
 
-from rl4lms_like.core.chat_template import ChatTemplate
+from rl4lms_like.core.chat_template import ChatTemplate, set_template_date
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import DataPoolError
@@ -113,3 +114,24 @@ def test_a_template_whose_loops_never_end_is_an_error_with_the_sample(tokenizer,
         ChatTemplate(tokenizer).with_rendered_prompt(Sample("a", "Hello", []))
     assert time.monotonic() - start < 5
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "\n{{ strftime_now('%d %b %Y') }}{{ messages[0].content }}",
+        "  \t{% if strftime_now is defined %}\n{{ strftime_now('%A, %-d. %B %y; %j') }}{% endif %}\n",
+        "\n  {%- macro today() %}{{ strftime_now('%Y-%m-%d') }}{% endmacro %}\n {{ today() + '.' }}\n",
+        "{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}\n"
+        "{{- bos_token }}{{- 'Today Date: ' + date_string }}",
+    ],
+    ids=["text", "block", "macro", "Llama 3.2"],
+)
+def test_the_date_that_a_template_writes_is_the_only_change_of_a_fixed_date(tokenizer, template):
+    """Compared with what transformers renders, on the same day."""
+    tokenizer.chat_template = template
+    with_clock = ChatTemplate(tokenizer).render(TURNS)
+    set_template_date(tokenizer, date.today().isoformat())
+    assert ChatTemplate(tokenizer).render(TURNS) == with_clock or date.today() != tokenizer.template_date
+    set_template_date(tokenizer, "2001-02-03")
+    assert ChatTemplate(tokenizer).render(TURNS) != with_clock

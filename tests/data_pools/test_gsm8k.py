@@ -58,3 +58,10 @@ def test_one_file_is_divided(published):
 def test_a_row_without_a_final_answer_is_named(answer, write):
     with pytest.raises(DataPoolError, match=r"bad.jsonl, line 2, column 'answer'"):
         Gsm8k.prepare("test", data_files={"test": write("bad", "So.\n#### 1", answer)})
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize("limits", [{}, {"max_rows": 3, "n_val": 3}], ids=["the default n_val", "max_rows"])
+def test_a_file_that_is_held_out_as_a_whole_is_refused_with_the_numbers(published, split, limits):
+    with pytest.raises(DataPoolError, match=f"n_val: {limits.get('n_val', 500)} .* {limits.get('max_rows', 10)} rows"):
+        Gsm8k.prepare(split, data_files=published, **limits)

@@ -72,6 +72,14 @@ def test_an_implicit_prompt_is_the_common_beginning_up_to_a_word(tmp_path):
     assert sample.is_implicit and not read(tmp_path, [PAIR])[0].is_implicit
 
 
+def test_a_prompt_given_as_messages_is_not_implicit(tmp_path):
+    turns = {
+        name: [{"role": "user", "content": "Was it?"}, {"role": "assistant", "content": name}]
+        for name in ("chosen", "rejected")
+    }
+    assert not read(tmp_path, [turns])[0].is_implicit
+
+
 @pytest.mark.parametrize(
     ("chosen", "rejected", "beginning"),
     [

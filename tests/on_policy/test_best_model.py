@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 from typing import ClassVar
 
 import pytest
@@ -209,3 +210,29 @@ def test_keep_last_without_checkpoints_is_a_mistake():
     config["train_evaluation"] |= {"keep_last": 2, "save_model": False}
     with raises_at("train_evaluation", mentions="keep_last"):
         parse_config(config)
+
+
+def test_an_unfinished_run_answers_with_its_best_model_else_with_its_newest(
+    tmp_path, tiny_gpt2_dir, capsys, monkeypatch
+):
+    Scripted.message = [0.2, 0.8, 0.3, 0.3]
+    stop_after(monkeypatch, 2, "rollout")
+    with pytest.raises(StoppedError):
+        started(mapping(tiny_gpt2_dir), tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    assert not (folder / "model").exists()
+
+    used = []
+    for name in ("best", "checkpoints/iteration_00002", "checkpoints/iteration_00001"):
+        texts = generate_texts(folder, ["The film"], decoding="greedy")
+        assert texts == generate_texts(folder / name, ["The film"], decoding="greedy")
+        used.append(f"using its model {folder / name}" in capsys.readouterr().err)
+        if name == "best":
+            assert set(evaluate_run(folder, split="test", output=tmp_path)) == {"test/scripted"}
+        shutil.rmtree(folder / name)
+    assert all(used)
+
+    shutil.rmtree(folder / "checkpoints")
+    for answer in (lambda: generate_texts(folder, ["The film"]), lambda: evaluate_run(folder)):
+        with pytest.raises(RL4LMsLikeError, match="has no model"):
+            answer()

@@ -216,6 +216,22 @@ def test_the_sample_that_a_batched_reward_worked_on_is_named_without_another_cal
     assert "probably at sample 's1'" in str(caught.value)
 
 
+def test_no_sample_is_named_for_a_failure_after_the_loop_over_the_samples(episodes):
+    class FailsAtItsEnd(BatchedRewardFunction):
+        def __call__(self, prompt_texts, gen_texts, ref_texts, dones, meta_infos=None):
+            for prompt, text, info in zip(prompt_texts, gen_texts, meta_infos, strict=True):  # noqa: B007
+                length = len(text)
+            return self.normalised(length, 0)
+
+        def normalised(self, length, largest):
+            return length / largest
+
+    with pytest.raises(RewardError) as caught:
+        score_episodes(FailsAtItsEnd(), episodes)
+    assert "probably at" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
 def test_a_failure_next_to_arrays_is_still_an_error_of_the_reward(episodes):
     """The truth value of an array is an error; the search for the sample must not run into it."""
 

@@ -10,22 +10,23 @@ import pytest
 
 from rl4lms_like.system.interruption import Interruption
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+ALL = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 
 
 @pytest.fixture(autouse=True)
-def both_are_heard():
-    """Also where the tests run in a shell's background, which ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def all_are_heard():
+    """Also where the tests run in a shell's background, which ignores SIGINT, or under `nohup`."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def send(number=signal.SIGINT):
     os.kill(os.getpid(), number)
 
 
-@BOTH
+@ALL
 def test_a_first_signal_waits_for_the_next_place_to_stop_and_says_so(number, capfd):
     with Interruption() as interruption:
         with interruption.finishing("this minibatch"):
@@ -52,7 +53,7 @@ def test_where_nobody_reads_what_it_says_it_waits_all_the_same(capfd):
             os.close(each)
 
 
-@BOTH
+@ALL
 def test_where_nothing_is_lost_it_does_not_wait(number, capfd):
     done = []
     with Interruption() as interruption, pytest.raises(KeyboardInterrupt), interruption.at_any_moment():
@@ -76,6 +77,16 @@ def test_a_second_signal_never_waits():
         assert interruption.requests == 2
 
 
+@ALL
+def test_a_hangup_that_a_closing_terminal_repeats_leaves_time_to_save(number):
+    with Interruption() as interruption, interruption.finishing("this checkpoint"):
+        send(number)
+        send(signal.SIGHUP)
+        assert interruption.requests == 1
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGTERM)
+
+
 def test_outside_all_is_as_it_was_before():
     def own(number, frame):
         heard.append(number)
@@ -95,14 +106,15 @@ def test_outside_all_is_as_it_was_before():
     assert heard == [signal.SIGINT, signal.SIGTERM]
 
 
-def test_what_is_ignored_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a shell's background jobs
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["a background job", "nohup"])
+def test_what_is_ignored_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with Interruption() as interruption:
-            send()
+            send(number)
             interruption.check()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_in_other_threads_it_only_never_hears_anything():

@@ -168,6 +168,15 @@ def test_one_point_is_enough_and_none_draws_nothing(tracker, value):
     assert page_of(tracker.run_path).count("svg") == (0 if value != value else 2)
 
 
+@pytest.mark.parametrize(("penalty", "title"), [(-0.5, "KL penalty"), (0.0, "KL loss")], ids=["reward", "loss"])
+def test_the_kl_penalty_is_shown_where_it_is(tracker, penalty, title):
+    tracker.log_rollout_infos({"rollout_info/ep_kl_rew": penalty})
+    if not penalty:
+        tracker.log_training_infos({"ppo/kl_loss": 0.1})
+    text = page_of(tracker.run_path).text
+    assert [name for name in ("KL penalty", "KL loss") if name in text] == [title]
+
+
 def test_a_run_that_logged_nothing_still_has_a_report(tracker):
     page = page_of(tracker.run_path)
     assert page.count("svg") == 0

@@ -86,7 +86,7 @@ def ratio_gap(history: History, context: Context) -> Alert | None:
         return None
 
     return Alert(
-        f"the first ratio of an update differs from 1 by {gaps[0]:.2g}, more than rounding ({allowed:g})",
+        f"an update's first ratio is off by {gaps[0]:.2g} (limit {allowed:g})",  # short: the console shows the cause
         f"Likely cause: {context.ratio_cause}",
         {"ratio_gap": gaps[0], "allowed": allowed},
     )

@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
@@ -150,7 +151,10 @@ class Doctor(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history = History.from_state(state["history"])
-        self.reported = dict(state["told"])
+        # In the order of the reports, in which they are logged: by iteration, within one by the order of the checks.
+        # A checkpoint's JSON has its keys in alphabetical order.
+        reported = {name: state["told"][name] for name in (*ALERTS, HACKING) if name in state["told"]}
+        self.reported = dict(sorted(reported.items(), key=itemgetter(1)))
         self._hacked = state["hacked"]
 
 

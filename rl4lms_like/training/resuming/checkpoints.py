@@ -310,7 +310,7 @@ def delete_later(base: Path, iteration: int, keep: int | None = None, *, interru
 
 def delete_interrupted(base: Path, but: Path | None = None) -> None:
     """Remove all checkpoints saved when the run ended early, except `but`."""
-    for path in _all(base):
+    for path in all_in(base):
         if path != but and ended_early(path):
             remove(path)
 
@@ -339,7 +339,7 @@ def checkpoints_in(base: Path) -> list[Path]:
 
     Folders with other names, such as a user's copies, are ignored.
     """
-    return [path for path in _all(base) if not ended_early(path)]
+    return [path for path in all_in(base) if not ended_early(path)]
 
 
 def ended_early(checkpoint: Path) -> bool:
@@ -378,13 +378,14 @@ def is_own(checkpoint: Path) -> bool:
     return isinstance(manifest, dict) and manifest.get("run") == mark
 
 
-def _all(base: Path) -> list[Path]:
+def all_in(base: Path) -> list[Path]:
+    """Return all checkpoints, oldest first, also those saved when the run ended early."""
     return sorted((path for path in base.glob("*") if _sort_key(path) and path.is_dir()), key=_sort_key)
 
 
 def _with_state(base: Path) -> list[Path]:
     """Return all checkpoints that can be resumed, oldest first."""
-    return [path for path in _all(base) if (path / MANIFEST).is_file()]
+    return [path for path in all_in(base) if (path / MANIFEST).is_file()]
 
 
 def _sort_key(checkpoint: Path) -> tuple[int, bool] | tuple[()]:

@@ -22,9 +22,9 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock
 
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from rl4lms_like.tracking.base import Tracker
 
 logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", bound=AnyConfig)
 
 MEMORY = (
     "alg.args.micro_batch_size",
@@ -119,6 +121,9 @@ _LENGTHS = {
     "alg.training_args.num_train_epochs": ("alg.training_args.lr_scheduler_type", ("constant",)),
 }
 """Key of a run's length -> key of its learning rate schedule, and the schedules independent of the length."""
+
+TEMPLATE_DATE = "tokenizer.template_date"
+"""Key that a new run sets to the day of its start."""
 
 N_SHOWN = 3
 """Largest number of differences in the reason why a run does not match a command."""
@@ -284,7 +289,7 @@ def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | 
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:
         if is_untrained(folder):
-            return Resumption(folder, None, config, lock)
+            return Resumption(folder, None, _with_date_of(folder, config), lock)
         return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
 
     # A damaged checkpoint or an edited config is an error, not another reason to start a new run: the user decides.
@@ -292,7 +297,21 @@ def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | 
     _refuse_edited(folder, state, own_config(folder))
     if issue := _too_short(config, state, checkpoint):
         return f"{issue.path} is {issue.message}"
-    return Resumption(folder, checkpoint, config, lock)
+    return Resumption(folder, checkpoint, _with_date_of(folder, config), lock)
+
+
+def _with_date_of(folder: Path, config: ConfigT) -> ConfigT:
+    """Return the config with the date of the run in a folder, if it has none of its own."""
+    if config.tokenizer.template_date is not None:
+        return config
+    return with_template_date(config, at(own_config(folder), TEMPLATE_DATE))
+
+
+def with_template_date(config: ConfigT, day: str | None) -> ConfigT:
+    """Return the config with the day that chat templates write as today; without a template it is unchanged."""
+    if not config.tokenizer.chat_template:
+        return config
+    return replace(config, tokenizer=replace(config.tokenizer, template_date=day))
 
 
 def save_interrupted(tracker: Tracker, save: Callable[[Path], Path], n_done: int, unit: str) -> None:
@@ -392,6 +411,10 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
     """Return the differences of two configs, as JSON data, that change what the run computes."""
     differences = []
     for path, old, new in _differences(before, after):
+        # A command does not name the day on which the run has started, and runs of older versions have not stored it.
+        if path == TEMPLATE_DATE and None in (old, new):
+            continue
+
         # A length may change, unless the learning rate follows it.
         schedule = None
         if path in _LENGTHS:

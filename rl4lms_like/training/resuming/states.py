@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.policies.sharding import like, whole
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
+_SAMPLES = "samples of the data pool"
 
 
 @contextmanager
@@ -109,7 +111,7 @@ def frozen_digests(
                 texts.update(repr((sample.rejected, sample.margin)).encode())
 
     frozen = ((name, weight) for name, weight in module.named_parameters() if name not in trained)
-    return {_FROZEN: weights_digest(frozen), "samples of the data pool": texts.hexdigest()}
+    return {_FROZEN: weights_digest(frozen), _SAMPLES: texts.hexdigest()}
 
 
 def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
@@ -122,11 +124,24 @@ def weights_digest(named: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def check_frozen(digests: Mapping[str, str], saved: Mapping[str, str]) -> None:
-    """Raise a `CheckpointError` if two results of `frozen_digests` differ."""
+def check_frozen(digests: Mapping[str, str], saved: Mapping[str, str], tokenizer: TokenizerConfig) -> None:
+    """Raise a `CheckpointError` if two results of `frozen_digests` differ.
+
+    Args:
+        digests: of the resumed run.
+        saved: of the checkpoint.
+        tokenizer: block of the resumed run.
+    """
     for description, digest in digests.items():
-        if saved[description] != digest:
-            raise CheckpointError(f"the {description} are not those of the run")
+        if saved[description] == digest:
+            continue
+
+        # Runs of older versions have not stored the day that their template has written into the prompts.
+        hint = ""
+        if description == _SAMPLES and tokenizer.chat_template and tokenizer.template_date is None:
+            option = "--set tokenizer.template_date=DAY, with the day on which the run started"
+            hint = f"; if its chat template writes today's date, add {option}"
+        raise CheckpointError(f"the {description} are not those of the run{hint}")
 
 
 def random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,7 +11,17 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.core.preference_losses import dpo_loss, ipo_loss, orpo_loss, simpo_loss
+from rl4lms_like.core.preference_losses import (
+    bradley_terry_loss,
+    dpo_loss,
+    hinge_loss,
+    ipo_loss,
+    kto_loss,
+    log_odds_ratio,
+    orpo_loss,
+    robust_dpo_loss,
+    simpo_loss,
+)
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.testing import models
 from tests.offline.preferences.preference_runs import OBJECTIVES, PAIRS, blocks, lines, run, written
@@ -153,3 +163,44 @@ def test_options_of_dpo_act(tmp_path, tiny_gpt2_dir):
             row["ref_log_prob"] = [-50.0, -20.0]
         losses[name] = objective.measure(rows)["preference/loss"]
     assert len({round(loss, 4) for loss in losses.values()}) == len(losses)
+
+
+# --- probabilities of 0 and 1 -----------------------------------------------------------------------------------------
+
+NEVER = -1e4  # a mean log-prob whose probability is rounded to 0
+EDGES = [0.0, -1e-9, -1e-7, -1e-3, -0.5, -1.0, NEVER]
+
+LOSSES = {
+    "reward_model": lambda chosen, rejected: bradley_terry_loss(chosen, rejected, 1.0, 0.01),
+    "dpo": lambda chosen, rejected: dpo_loss(chosen, rejected, 0.1, 0.1),
+    "robust": lambda chosen, rejected: robust_dpo_loss(chosen, rejected, 0.1, 0.1),
+    "hinge": lambda chosen, rejected: hinge_loss(chosen, rejected, 0.1),
+    "ipo": lambda chosen, rejected: ipo_loss(chosen, rejected, 0.1),
+    "kto": lambda chosen, rejected: kto_loss(chosen - rejected, torch.ones_like(chosen, dtype=torch.bool), 0.0, 0.1),
+    "simpo": lambda chosen, rejected: simpo_loss(chosen, rejected, 2.0, 1.0),
+    "orpo": lambda chosen, rejected: orpo_loss(chosen, rejected, -chosen, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_and_gradients_are_finite_at_probabilities_of_0_and_1(name):
+    scores = torch.cartesian_prod(torch.tensor(EDGES), torch.tensor(EDGES)).requires_grad_()  # chosen, rejected
+    losses = LOSSES[name](*scores.unbind(dim=1))
+    (gradient,) = torch.autograd.grad(losses.sum(), scores)
+    assert losses.isfinite().all() and gradient.isfinite().all()
+    assert gradient.abs().max() <= 2 / torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("rejected", [-1e-5, -0.1, -0.7, -1.0, -20.0])
+@pytest.mark.parametrize("chosen", [-1e-5, -0.1, -0.7, -1.0, -20.0])
+def test_log_odds_and_their_gradients_are_those_in_double_precision(chosen, rejected):
+    def odds(log_prob):
+        return log_prob - torch.log(-torch.expm1(log_prob))
+
+    scores = torch.tensor([chosen, rejected], requires_grad=True)
+    precise = torch.tensor([chosen, rejected], dtype=torch.float64, requires_grad=True)
+    actual = log_odds_ratio(scores[0], scores[1])
+    expected = odds(precise[0]) - odds(precise[1])
+    torch.testing.assert_close(actual, expected.float(), atol=1e-6, rtol=1e-6)
+    (gradient,) = torch.autograd.grad(actual, scores)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, precise)[0].float(), atol=1e-6, rtol=1e-5)

@@ -127,6 +127,32 @@ def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_
     assert max(evidence["entropy"]) < 0.35 * evidence["first"]
 
 
+class StalePPO(PPO):
+    """PPO whose update starts with other weights than the rollout."""
+
+    def train(self):
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for weight in self.policy.model.parameters():
+                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+        super().train()
+
+
+@pytest.mark.parametrize("is_stale", [False, True])
+def test_in_bfloat16_rounding_gives_no_alert_and_stale_weights_give_one_that_names_them_on_the_console(
+    config, tmp_path, capsys, is_stale
+):
+    config["alg"]["policy"]["args"]["dtype"] = "bfloat16"
+    if is_stale:
+        config["alg"]["id"] = f"{__name__}:StalePPO"
+    folder = started(config, tmp_path)
+    gaps = [line["train/ratio_gap"] for line in lines(folder / "training_info.jsonl")]
+    assert ("ratio_gap" in reported(folder)) == is_stale, gaps
+
+    (warning,) = [line for line in capsys.readouterr().out.splitlines() if ", ratio_gap: " in line] or [""]
+    assert ("changed weights, or bfloat16 rounding; try dtype: float32" in warning) == is_stale
+
+
 def test_a_ratio_off_one_is_told_by_the_doctor_alone(config, tmp_path, recwarn):
     config["alg"]["policy"]["args"]["dropout"] = True
     assert "dropout is" in reported(started(config, tmp_path))["ratio_gap"]["advice"]
@@ -261,6 +287,22 @@ def test_a_run_that_goes_on_while_an_alarm_builds_up_tells_the_same(config, tmp_
     assert reported(folder)["reward_constant"]["iteration"] == 3
     assert (folder / "alarms.jsonl").read_bytes() == (expected / "alarms.jsonl").read_bytes()
     assert files_of(folder) == files_of(expected)
+
+
+def test_the_alerts_of_a_resumed_run_are_logged_in_the_order_of_their_reports(config, tmp_path, monkeypatch):
+    config["reward_fn"] = {"id": f"{__name__}:SameForAll"}
+    config["doctor"] |= {"patience": 1, "window": 1, "min_minibatch_episodes": 100}
+    config["train_evaluation"] |= {"n_iters": 3, "save_every": 2, "save_model": True}
+    expected = started(config, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 1, "files")
+        started(config, tmp_path)
+    folder = resume(tmp_path / "rl4lm_exps" / "run", quiet=True)
+
+    logged = [list(line) for line in lines(expected / "training_info.jsonl")]
+    alerts = [key for key in logged[1] if key.startswith("doctor/")]
+    assert len(alerts) > 1 and alerts != sorted(alerts)
+    assert [list(line) for line in lines(folder / "training_info.jsonl")] == logged
 
 
 def test_a_run_that_goes_on_after_a_left_out_step_leaves_out_and_tells_the_same(config, tmp_path, monkeypatch):

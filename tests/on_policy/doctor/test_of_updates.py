@@ -31,8 +31,8 @@ def test_a_target_per_sequence_is_held_against_whole_responses():
 
 
 def test_without_a_target_the_limit_is_absolute():
-    assert "doctor.max_kl, 4" in alerts.kl_above_budget(history(kl=[4.1] * 3), context()).message
-    assert alerts.kl_above_budget(history(kl=[3.9] * 3), context()) is None
+    assert "doctor.max_kl, 2.5" in alerts.kl_above_budget(history(kl=[2.6] * 3), context()).message
+    assert alerts.kl_above_budget(history(kl=[2.4] * 3), context()) is None
     assert alerts.kl_above_budget(history(kl=[4.1] * 3), context(limits={"max_kl": None})) is None
     assert alerts.kl_above_budget(history(kl=[None] * 3), context()) is None, "no reference"
 

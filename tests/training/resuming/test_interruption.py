@@ -448,7 +448,7 @@ sys.exit(main(sys.argv[1:-1]))
 """
 
 
-@pytest.mark.parametrize("signals", ["2", "15 15"], ids=["Ctrl-C", "SIGTERM twice"])
+@pytest.mark.parametrize("signals", ["2", "15 15", "1 1"], ids=["Ctrl-C", "SIGTERM twice", "a closing terminal"])
 def test_exit_status_130_and_no_traceback_also_from_reward_workers(signals, tmp_path, tiny_gpt2_dir):
     mapping = short("causal", tiny_gpt2_dir, "ppo")
     mapping["reward_fn"]["id"] = "sentiment"
@@ -463,4 +463,4 @@ def test_exit_status_130_and_no_traceback_also_from_reward_workers(signals, tmp_
     assert "Traceback" not in done.stderr + done.stdout
     assert done.stderr.count("stopping once this minibatch is done") == 1
     saved = list((tmp_path / "rl4lm_exps" / "rl4lm_experiment").glob("checkpoints/*"))
-    assert [path.name for path in saved] == (["interrupted_00000"] if signals == "2" else [])
+    assert [path.name for path in saved] == ([] if signals == "15 15" else ["interrupted_00000"])
