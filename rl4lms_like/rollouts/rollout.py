@@ -36,7 +36,7 @@ class RolloutOptions:
         norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals. They are
             not centred, because a constant per token would reward or penalise length.
         bootstrap_truncated: add the critic's value after episodes that hit the length limit.
-        score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
+        score_batch_size: tokens of prompts and responses per scoring pass; None = a whole generation batch at once.
         group_size: number of responses to each prompt.
         dynamic_sampling: leave out groups whose rewards are all equal, and generate at most this many times the tokens
             of a rollout. If all groups are left out, the last generation batch is kept. None keeps all groups.
