@@ -63,7 +63,7 @@ from rl4lms_like.system.wording import shown
 
 FLOAT = 4
 SLACK = (0.9, 1.25)
-"""Limits of the ratio of the memory that a run uses for its tensors to their estimated size; measured: 0.96 to 1.25."""
+"""Limits that `check` allows for the ratio of the memory that a run uses for its tensors to their estimated size."""
 
 
 @dataclass(frozen=True)
