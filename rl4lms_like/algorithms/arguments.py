@@ -68,8 +68,9 @@ class OnPolicyArguments:
             together. null does not clip.
         non_finite: what to do if loss or gradient are NaN or infinite: `stop` ends the run; `skip` skips this optimizer
             step, and ends the run if all steps of an update were skipped. In both cases the weights do not change.
-        micro_batch_size: maximum number of tokens per forward pass (at least one episode). Minibatches are split to
-            limit the memory; their gradient does not change. Default: no split.
+        micro_batch_size: maximum number of tokens per forward pass, of prompts and responses, with their padding (at
+            least one episode). A prompt that is computed once for several responses counts once. Minibatches are split
+            to limit the memory; their gradient does not change. Default: no split.
         seed: seed of the rollouts and minibatches; default: the config's top-level `seed`.
         device: device as at the top level; default: the config's top-level `device`.
         verbose: 1 or 2 prints Stable-Baselines3's table after every iteration.
@@ -313,9 +314,10 @@ class TRPOArguments(OnPolicyArguments):
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
         max_grad_norm: maximum norm of the critic's gradient. null does not clip.
-        micro_batch_size: maximum number of tokens per forward pass; default: as many as have logits in half of
-            `logits_budget_mb`. If the episodes of the Fisher matrix need more than one pass, every product recomputes
-            the graph.
+        micro_batch_size: maximum number of tokens per forward pass, of prompts and responses, with their padding (at
+            least one episode); default: no limit. In any case a pass has at most as many response tokens as have
+            logits in half of `logits_budget_mb`. If the episodes of the Fisher matrix need more than one pass, every
+            product recomputes the graph.
         normalize_advantage: normalize advantages over the whole rollout.
         target_kl: size of the trust region: maximum of the mean KL from the rollout's policy to the new one, in nats
             per token. This is not `alg.kl_div.target_kl`, the target of the KL controller.

@@ -40,7 +40,7 @@ from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
-from rl4lms_like.core.episodes import own_batches
+from rl4lms_like.core.episodes import PassLimits, own_batches
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.seeding import derived_seed
@@ -52,6 +52,7 @@ from rl4lms_like.rollouts.progress import Logged, UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.text_rollouts import TextRollouts
 from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.system.freed_memory import return_freed_memory
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
@@ -265,6 +266,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                     loss.backward()
                     objectives.append(objective)
                     del loss  # with its graph, which the next forward pass would find in memory
+                    self._return_freed_memory()
                 self._sum_gradients(self.policy.parameters())
 
                 # Over all processes: each must decide the same below.
@@ -308,6 +310,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             part = fraction * value_error(values, micro_batch.returns).mean()
             (self.vf_coef * part).backward()
             error += part.detach()
+            self._return_freed_memory()
         self._sum_gradients(self._parameters_of("critic"))
         self.ranks.sum(error)
 
@@ -400,12 +403,14 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """Constant of `seq_mean_token_sum_norm`."""
         return self.collector.max_episode_length if self.loss_norm is None else self.loss_norm
 
-    def micro_losses(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Tensor, Objective]]:
+    def micro_losses(
+        self, minibatch: Minibatch, micro_batch_size: int | None, *, response_tokens: int | None = None
+    ) -> Iterator[tuple[Tensor, Objective]]:
         """Yield each micro-batch's part of the minibatch's loss, and its detached terms.
 
         With several processes these are the micro-batches of this process.
         """
-        for micro_batch, fraction in self._split(minibatch, micro_batch_size):
+        for micro_batch, fraction in self._split(minibatch, micro_batch_size, response_tokens=response_tokens):
             yield self._micro_loss(micro_batch, fraction)
 
     def _micro_loss(self, micro_batch: Minibatch, fraction: float) -> tuple[Tensor, Objective]:
@@ -414,8 +419,15 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         terms = objective.detach() if fraction else objective.detach().empty()
         return fraction * self.total_loss(objective, micro_batch.weights), terms
 
-    def _split(self, minibatch: Minibatch, micro_batch_size: int | None) -> Iterator[tuple[Minibatch, float]]:
-        """Split this process's part of a minibatch into micro-batches of about `micro_batch_size` tokens (None: one).
+    def _split(
+        self, minibatch: Minibatch, micro_batch_size: int | None, *, response_tokens: int | None = None
+    ) -> Iterator[tuple[Minibatch, float]]:
+        """Split this process's part of a minibatch into micro-batches.
+
+        Args:
+            minibatch: whole episodes.
+            micro_batch_size: maximum number of tokens of prompts and responses in a micro-batch, see `PassLimits`.
+            response_tokens: maximum number of response tokens in it.
 
         Yields:
             Whole episodes, and their fraction of the minibatch's actions. There is nothing if there are too few
@@ -424,7 +436,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """
         episodes = minibatch.observations
         is_sharded = self.policy.is_sharded
-        for group in own_batches(episodes, micro_batch_size, self.ranks, self.n_together, in_step=is_sharded):
+        limits = PassLimits(micro_batch_size, response_tokens, shares_prompts=self.policy.shares_prompts)
+        for group in own_batches(episodes, limits, self.ranks, self.n_together, in_step=is_sharded):
             if len(group) == episodes.n_episodes:
                 yield minibatch, 1.0
                 return
@@ -434,6 +447,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             micro_batch = minibatch.select(index)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield micro_batch, fraction if group else 0.0
+
+    def _return_freed_memory(self) -> None:
+        """Return the memory of a pass, so that the next one, with tensors of other sizes, is not added to it."""
+        # It takes a few percent of the time: only where `micro_batch_size` limits the memory.
+        if self.arguments.micro_batch_size is not None and self.policy.device.type == "cpu":
+            return_freed_memory()
 
     def _sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums over all processes, unless the backward pass has done so."""

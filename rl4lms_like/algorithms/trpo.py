@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -146,7 +146,9 @@ class TRPO(OnPolicyTextAlgorithm):
         # Losses are minimised and the surrogate is maximised: g = -grad L.
         gradient = torch.zeros_like(actor.vector())
         objectives: list[Objective] = []
-        for loss, objective in self.micro_losses(rollout, self._tokens_per_pass):
+        for loss, objective in self.micro_losses(
+            rollout, self.arguments.micro_batch_size, response_tokens=self._response_tokens_per_pass
+        ):
             gradient -= actor.flat(actor.gradient(loss))
             objectives.append(objective)
         self.ranks.sum(gradient)
@@ -164,7 +166,7 @@ class TRPO(OnPolicyTextAlgorithm):
         """Solve for F⁻¹g with damping."""
         damping = self.arguments.cg_damping
         episodes = self._fisher_episodes(rollout)
-        batches = [batch.observations for batch, _ in self._split(episodes, self._tokens_per_pass)]
+        batches = [batch.observations for batch, _ in self._passes(episodes)]
         fisher = FisherMatrix(self.policy.action_logits, batches, actor, len(episodes.actions))
 
         # A v = F v + λ v. F is only semidefinite: without λ, directions that change no distribution have no limit. The
@@ -207,7 +209,7 @@ class TRPO(OnPolicyTextAlgorithm):
         means = torch.zeros(len(names), device=candidate.device)
 
         # Two matrices `[n_tokens, vocab]` at a time, old and new: the distributions of a whole rollout are not stored.
-        for batch, fraction in self._split(rollout, self._tokens_per_pass):
+        for batch, fraction in self._passes(rollout):
             episodes = batch.observations
             with actor.at_offset(candidate):
                 new_logits = self.policy.action_logits(episodes)
@@ -234,13 +236,16 @@ class TRPO(OnPolicyTextAlgorithm):
         index = np.sort(rng.permutation(episodes.n_episodes)[:n_chosen])
         return self.rollout_buffer.samples(torch.as_tensor(index, device=episodes.response_ids.device))
 
+    def _passes(self, episodes: Minibatch) -> Iterator[tuple[Minibatch, float]]:
+        """Split episodes as `_split` does, into passes whose logits fit into memory."""
+        return self._split(episodes, self.arguments.micro_batch_size, response_tokens=self._response_tokens_per_pass)
+
     @property
-    def _tokens_per_pass(self) -> int:
-        """Tokens per pass, such that a few matrices `[tokens, vocab]` take about twice the policy's logits budget."""
+    def _response_tokens_per_pass(self) -> int:
+        """Response tokens per pass, such that a few matrices `[tokens, vocab]` take twice the logits budget."""
         # 4 bytes per logit, and half the tokens that fit: several matrices are in memory together, such as the old and
         # the new logits.
-        budget = int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size
-        return max(min(budget, self.arguments.micro_batch_size or budget), 1)
+        return max(int(self.policy.arguments.logits_budget_mb * 2**20 / 8) // self.policy.vocab_size, 1)
 
     def training_state(self) -> dict[str, Any]:
         """Return the state of every algorithm, and the seeds that select the episodes of the Fisher matrix."""

@@ -9,7 +9,7 @@ allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen fro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -361,40 +361,136 @@ def pack_episodes(
     return batches
 
 
-def own_batches(
-    episodes: EpisodeBatch, batch_size: int | None, ranks: Ranks, n_together: int = 1, *, in_step: bool = False
-) -> list[list[int]]:
-    """Return this process's part of some episodes, in batches of about `batch_size` tokens; None: in one batch.
+@dataclass(frozen=True)
+class PassLimits:
+    """Limits of the size of a forward pass; None = no limit. A pass has at least one episode.
 
-    Each `n_together` consecutive episodes, which have the same prompt, stay together. There is no batch if there are
-    too few episodes for all processes. Sharded forward passes are collective: with `in_step`,
-    empty batches are added, whose passes do not count, so that all processes make equally many.
+    Args:
+        tokens: maximum number of tokens that pass through the model, which is what its memory grows with: prompts and
+            responses, or those of encoder and decoder, each padded to the longest of the pass.
+        response_tokens: maximum number of response tokens, padding not counted.
+        shares_prompts: the model computes a prompt once for all of its responses in a pass, so that it counts once.
     """
-    # Units of `n_together` episodes are shared out and packed, by their numbers of tokens and their prompts.
+
+    tokens: int | None = None
+    response_tokens: int | None = None
+    shares_prompts: bool = False
+
+
+@dataclass
+class _Pass:
+    """Episodes of one forward pass, and what its size depends on."""
+
+    episodes: list[int] = field(default_factory=list)
+    prompts: set[int] = field(default_factory=set)  # numbers of the different prompts
+    prompt_len: int = 0  # of the longest
+    response_len: int = 0  # of the longest
+    response_tokens: int = 0
+
+    def add(self, other: _Pass) -> None:
+        """Add the episodes of another pass."""
+        self.episodes += other.episodes
+        self.prompts |= other.prompts
+        self.prompt_len = max(self.prompt_len, other.prompt_len)
+        self.response_len = max(self.response_len, other.response_len)
+        self.response_tokens += other.response_tokens
+
+    def fits_with(self, other: _Pass, limits: PassLimits) -> bool:
+        """Return whether the episodes of both are within the limits of one pass."""
+        response_tokens = self.response_tokens + other.response_tokens
+        if limits.response_tokens is not None and response_tokens > limits.response_tokens:
+            return False
+        if limits.tokens is None:
+            return True
+
+        # The matrices [n_prompts, prompt_len] and [n, response_len] of the pass. If padding were not counted, one long
+        # response among short ones could need many times the memory of `tokens`.
+        n = len(self.episodes) + len(other.episodes)
+        n_prompts = n
+        if limits.shares_prompts:
+            n_prompts = len(self.prompts) + len(other.prompts - self.prompts)
+        prompt_tokens = n_prompts * max(self.prompt_len, other.prompt_len)
+        return prompt_tokens + n * max(self.response_len, other.response_len) <= limits.tokens
+
+
+def pack_passes(
+    episodes: EpisodeBatch, limits: PassLimits, units: Sequence[int] | None = None, n_together: int = 1
+) -> list[list[int]]:
+    """Group whole episodes into forward passes within some limits.
+
+    As in `pack_episodes`, episodes are added in their order, and neighbours with the same prompt together if they fit
+    into one pass.
+
+    Args:
+        episodes: `n` episodes.
+        limits: of each pass.
+        units: which runs of `n_together` consecutive episodes to pack; default: all.
+        n_together: number of consecutive episodes with the same prompt that stay together.
+
+    Returns:
+        The episodes of each pass.
+
+    Example:
+        Prompts of 4 tokens with responses of 2. Where both responses share their prompt, they are 8 tokens, not 12.
+
+        >>> from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, pack_passes
+        >>> ids, mask = torch.zeros(4, 4).long(), torch.ones(4, 4).bool()
+        >>> episodes = EpisodeBatch(
+        ...     ids, mask, ids[:, :2], mask[:, :2], mask[:, 0], prompt_rows=torch.tensor([0, 0, 1, 1])
+        ... )
+        >>> pack_passes(episodes, PassLimits(tokens=8))
+        [[0], [1], [2], [3]]
+        >>> pack_passes(episodes, PassLimits(tokens=8, shares_prompts=True))
+        [[0, 1], [2, 3]]
+    """
+    prompt_lengths = episodes.prompt_mask.sum(dim=1).tolist()
+    response_lengths = episodes.response_lengths.tolist()
+    rows = range(episodes.n_episodes) if episodes.prompt_rows is None else episodes.prompt_rows.tolist()
+
+    def of(units: Sequence[int]) -> _Pass:
+        """Return a pass of some units: unit u has the episodes from n_together * u on."""
+        batch = _Pass()
+        for unit in units:
+            for episode in range(n_together * unit, n_together * (unit + 1)):
+                prompt_len = prompt_lengths[episode]
+                response_len = response_lengths[episode]
+                batch.add(_Pass([episode], {rows[episode]}, prompt_len, response_len, response_len))
+        return batch
+
+    passes: list[_Pass] = []
+    all_units = range(episodes.n_episodes // n_together) if units is None else units
+    for _, group in groupby(all_units, key=lambda unit: rows[n_together * unit]):
+        # Neighbours that do not fit into a pass of their own are packed one by one.
+        neighbours = list(group)
+        additions = [of(neighbours)]
+        if not _Pass().fits_with(additions[0], limits):
+            additions = [of([unit]) for unit in neighbours]
+
+        for addition in additions:
+            if passes and passes[-1].fits_with(addition, limits):
+                passes[-1].add(addition)
+            else:
+                passes.append(addition)
+    return [batch.episodes for batch in passes]
+
+
+def own_batches(
+    episodes: EpisodeBatch, limits: PassLimits, ranks: Ranks, n_together: int = 1, *, in_step: bool = False
+) -> list[list[int]]:
+    """Return this process's part of some episodes, in forward passes within `limits`.
+
+    Each `n_together` consecutive episodes, which have the same prompt, stay together. There is no pass if there are
+    too few episodes for all processes. Sharded forward passes are collective: with `in_step`,
+    empty passes are added, which do not count, so that all processes make equally many.
+    """
+    # Units of `n_together` episodes are shared out by their numbers of response tokens.
     sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()  # [n_units]
-    rows = None if episodes.prompt_rows is None else episodes.prompt_rows[::n_together]
-
-    def batches_of(rank: int) -> list[list[int]]:
-        """Return the units of a process, in batches."""
-        units = ranks.share(sizes, rank)
-        if not units:
-            return []
-        if batch_size is None or sum(sizes[unit] for unit in units) <= batch_size:
-            return [list(units)]
-        return pack_episodes(sizes, units, batch_size, rows)
-
-    batches = batches_of(ranks.rank)
+    passes = pack_passes(episodes, limits, ranks.share(sizes), n_together)
 
     # Every process computes the numbers of all others from the same sizes, so nothing has to be sent.
     if in_step:
-        n_passes = max(len(batches_of(rank)) for rank in range(ranks.size))
-        batches += [[]] * (n_passes - len(batches))
-
-    # Unit u has the episodes from n_together * u on.
-    episode_batches = []
-    for batch in batches:
-        indices: list[int] = []
-        for unit in batch:
-            indices += range(n_together * unit, n_together * (unit + 1))
-        episode_batches.append(indices)
-    return episode_batches
+        n_passes = [
+            len(pack_passes(episodes, limits, ranks.share(sizes, rank), n_together)) for rank in range(ranks.size)
+        ]
+        passes += [[]] * (max(n_passes) - len(passes))
+    return passes

@@ -16,6 +16,7 @@ def impossible_log_probs(log_prob: Tensor) -> str | None:
     """Return which of the log-probs of sampled tokens `[n_tokens]` cannot be, or None if all can.
 
     Example:
+        >>> import torch
         >>> impossible_log_probs(torch.tensor([-1.0, 3.0]))
         '1 of 2 log-probs of sampled tokens cannot be: that of token 1 is 3 (expected -10000 to 0.001)'
     """

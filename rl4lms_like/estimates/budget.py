@@ -3,7 +3,8 @@
     iteration   n_steps * n_envs tokens at least      collected in generation batches of n_envs whole episodes
     update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each
 
-All numbers are for episodes of full length. With shorter episodes, the same number of tokens needs more of them.
+All numbers are for episodes of one length, by default the longest. With shorter episodes, the same number of tokens
+needs more of them, each with its prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.notices import response_limit
+from rl4lms_like.config.notices import is_causal, response_limit
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.envs.arguments import EnvArguments
 
@@ -25,17 +26,18 @@ HEADER_BYTES = 25_000  # of the states of the random generators
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Batch sizes and step counts of a run, for episodes of full length."""
+    """Batch sizes and step counts of a run, for episodes of one length."""
 
     tokens_per_rollout: int  # minimum
-    response_tokens: int  # maximum of a response
+    response_tokens: int  # of a response
     prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
     prompts_per_batch: int  # per `generate` call, each with one response
     group_size: int  # responses to the same prompt
     generation_batches: int  # `generate` calls per rollout
     episodes: int  # per rollout
     minibatch_episodes: int
-    micro_batch_episodes: int  # per forward pass of the update
+    micro_batch_size: int | None  # tokens of prompts and responses per forward pass
+    shares_prompts: bool  # a forward pass computes a prompt once for all of its responses
     minibatches: int  # per epoch
     n_epochs: int  # passes over a rollout; only of the critic, if it is updated separately
     n_iters: int
@@ -61,16 +63,47 @@ class BatchPlan:
         n = self.prompts_per_batch // self.group_size
         return f"{n} prompts" if self.group_size == 1 else f"{n} prompts with {self.group_size} responses each"
 
+    @property
+    def _forward_passes(self) -> str:
+        # How many episodes are in a pass depends on the length of their prompts.
+        if self.micro_batch_size is None:
+            return f"of {_episodes(self.minibatch_episodes)} in the update"
+        limit = f"at most {self.micro_batch_size:,} tokens of prompts and responses"
+        if self.prompt_tokens is None:
+            return f"of {limit} in the update"
+        return f"of {_episodes(self.micro_batch_episodes)} in the update ({limit})"
+
     def of_process(self, n_processes: int) -> BatchPlan:
         """Return the plan with the batch sizes of one of several processes."""
         # The environments are divided evenly; a minibatch may not be, and the largest part counts.
-        minibatch = math.ceil(self.minibatch_episodes / n_processes)
         return replace(
             self,
             prompts_per_batch=self.prompts_per_batch // n_processes,
-            minibatch_episodes=minibatch,
-            micro_batch_episodes=min(self.micro_batch_episodes, minibatch),
+            minibatch_episodes=math.ceil(self.minibatch_episodes / n_processes),
         )
+
+    @property
+    def micro_batch_episodes(self) -> int:
+        """Episodes per forward pass of the update."""
+        return self.episodes_per_pass(self.minibatch_episodes)
+
+    def episodes_per_pass(self, most: int) -> int:
+        """Return the largest number of episodes in a forward pass over `most` episodes; prompts are of full length."""
+        if self.micro_batch_size is None:
+            return most
+        prompt = self.prompt_tokens or 0
+        if not self.shares_prompts:
+            return _fitting(self.micro_batch_size, prompt + self.response_tokens, most)
+
+        # As in `core.episodes.pack_passes`: whole groups, or some responses of one that does not fit.
+        group_tokens = prompt + self.group_size * self.response_tokens
+        if group_tokens <= self.micro_batch_size:
+            return min(self.micro_batch_size // group_tokens * self.group_size, most)
+        return _fitting(max(self.micro_batch_size - prompt, 0), self.response_tokens, most)
+
+    def prompts_of(self, n_episodes: int) -> int:
+        """Return the number of prompts that a forward pass of so many episodes computes."""
+        return math.ceil(n_episodes / self.group_size) if self.shares_prompts else n_episodes
 
     def rollout_bytes(self, prompt_tokens: int, mask_bytes: int = 0) -> int:
         """Return the size of a kept rollout in bytes, for prompts of this many tokens.
@@ -96,15 +129,25 @@ class BatchPlan:
             ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
             ("generation batches", f"{self.generation_batches:,} of {self._prompts}"),
             ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
-            ("forward passes", f"of {_episodes(self.micro_batch_episodes)} in the update"),
+            ("forward passes", self._forward_passes),
             ("epochs per iteration", f"{self.n_epochs:,}"),
             ("optimizer steps", f"{self.steps_per_iteration:,} per iteration{theirs}, {self.steps:,} in all"),
             ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations"),
         ]
 
 
-def plan_batches(config: RunConfig) -> BatchPlan:
-    """Return the batch sizes and step counts of a config."""
+def plan_batches(
+    config: RunConfig, *, shortest: bool = False, prompt_tokens: int | None = None, shares_prompts: bool | None = None
+) -> BatchPlan:
+    """Return the batch sizes and step counts of a config.
+
+    Args:
+        config: of the run.
+        shortest: for responses that are as short as the config allows; default: of full length.
+        prompt_tokens: of each prompt; default: `max_prompt_length`.
+        shares_prompts: prompts are computed once for all of their responses; default: if the config has groups, and no
+            setting by which each response gets its own.
+    """
     blocks = with_defaults(config.to_dict())
     args: dict[str, Any] = blocks["alg"]["args"]
     env = EnvArguments(**blocks["env"]["args"])
@@ -113,6 +156,8 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     n_envs = config.env.n_envs
     tokens = int(args.get("n_steps") or 1) * n_envs
     response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    if shortest:
+        response = min(_shortest_response(blocks, env), response)
     generations = math.ceil(tokens / (n_envs * response))
     episodes = generations * n_envs
 
@@ -121,21 +166,40 @@ def plan_batches(config: RunConfig) -> BatchPlan:
     n_epochs = int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
     minibatch = _fitting(batch_size, response, episodes)
 
+    group_size = int(args.get("group_size") or 1)
+    if shares_prompts is None:
+        policy_args = blocks["alg"]["policy"]["args"]
+        in_training_mode = policy_args.get("dropout") or policy_args.get("gradient_checkpointing")
+        shares_prompts = not in_training_mode and config.distributed.strategy != "fsdp"
     return BatchPlan(
         tokens_per_rollout=tokens,
         response_tokens=response,
-        prompt_tokens=env.max_prompt_length,
+        prompt_tokens=env.max_prompt_length if prompt_tokens is None else prompt_tokens,
         prompts_per_batch=n_envs,
-        group_size=int(args.get("group_size") or 1),
+        group_size=group_size,
         generation_batches=generations,
         episodes=episodes,
         minibatch_episodes=minibatch,
-        micro_batch_episodes=_fitting(args.get("micro_batch_size"), response, minibatch),
+        micro_batch_size=args.get("micro_batch_size"),
+        shares_prompts=shares_prompts and group_size > 1,
         minibatches=math.ceil(episodes / minibatch),
         n_epochs=n_epochs,
         n_iters=config.train_evaluation.n_iters,
         rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,
     )
+
+
+def _shortest_response(blocks: dict[str, Any], env: EnvArguments) -> int:
+    """Return the smallest number of tokens of a response, without the limits of its length."""
+    kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
+    if not env.terminate_on_eos and not kwargs.get("stop_strings"):
+        return env.max_episode_length
+
+    # RL4LMs' `min_length` counts the decoder's start token.
+    minimum = kwargs.get("min_new_tokens") or 0
+    if kwargs.get("min_length"):
+        minimum = int(kwargs["min_length"]) - (0 if is_causal(blocks) else 1)
+    return max(int(minimum), 1)
 
 
 def _fitting(tokens: int | None, length: int, most: int) -> int:

@@ -11,7 +11,7 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    adapters (`peft`) they share one base, and only the critic's adapters are added
     gradients      4 per trained parameter; they grow while activations are freed, so in a single pass only those of
                    the output layer coexist with all activations; with micro-batches or checkpointing, all of them
-    activations    tensors kept by the forward passes of policy and critic, for a micro-batch of full-length episodes
+    activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
@@ -23,8 +23,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    processes; + the policy's whole weights in the rollout (they are gathered to generate)
                              + in the update whole weights and gradients of three blocks and of all that is in no block
 
-Not counted: the data set, reward and metric models. Freed memory is fragmented and cannot all be reused; the verdict
-adds 25 % for that, the largest measured excess. docs/configuration.md compares estimates with measurements.
+Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
+and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of
+short responses has more episodes, each with its prompt. docs/configuration.md compares estimates with measurements.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.sharding import blocks_of
+from rl4lms_like.policies.teacher_forcing import PromptCache
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ModelError, OutOfMemoryError
@@ -60,19 +62,20 @@ from rl4lms_like.system.schema import at
 from rl4lms_like.system.wording import shown
 
 FLOAT = 4
-SLACK = 1.25
-"""Largest measured ratio of a process's peak memory to the memory of its tensors."""
+SLACK = (0.9, 1.25)
+"""Limits that `check` allows for the ratio of the memory that a run uses for its tensors to their estimated size."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Estimated memory in bytes, by part in order of allocation."""
+    """Estimated memory in bytes, by part in order of allocation, for responses of full length."""
 
     parts: dict[str, int]
     other_gradients: int  # the gradients that exist at the same time as the activations
     device: str  # `cpu` or `cuda`
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
+    shortest: MemoryEstimate | None = None  # the same for the shortest responses
 
     @property
     def n_parameters(self) -> int:
@@ -104,16 +107,31 @@ class MemoryEstimate:
         return max(self.update, self.rollout)
 
     @property
+    def lower(self) -> int:
+        """Smallest peak of a run with responses of full length, bytes."""
+        return self._used(self.peak, SLACK[0])
+
+    @property
+    def upper(self) -> int:
+        """Largest peak of the run, whether its responses are of full length or the shortest ones, bytes."""
+        peak = self.peak if self.shortest is None else max(self.peak, self.shortest.peak)
+        return self._used(peak, SLACK[1])
+
+    def _used(self, peak: int, slack: float) -> int:
+        # The process itself is measured: only the memory of tensors is fragmented.
+        process = self.parts.get("process", 0)
+        return process + int(slack * (peak - process))
+
+    @property
     def verdict(self) -> str:
         """Message that says if the run fits on the device, and if not, which settings need less memory."""
         kind = "memory" if self.device == "cpu" else "GPU memory"
-        peak_range = f"{gibibytes(self.peak)} to {gibibytes(int(SLACK * self.peak))}"
-        size = f"{peak_range} of {gibibytes(self.available)} {kind}"
-        if SLACK * self.peak <= self.available:
+        size = f"{gibibytes(self.lower)} to {gibibytes(self.upper)} of {gibibytes(self.available)} {kind}"
+        if self.upper <= self.available:
             return f"fits: {size}"
 
-        # Between the sum of the tensors and the largest measured excess over it, a run may fit or not.
-        verdict = "tight" if self.peak <= self.available else "does not fit"
+        # Between the two numbers a run may fit or not; it depends on the lengths of its responses too.
+        verdict = "tight" if self.lower <= self.available else "does not fit"
         return (
             f"{verdict}: {size}; a smaller alg.args.micro_batch_size, "
             "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
@@ -133,7 +151,6 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     policy_args = blocks["alg"]["policy"]["args"]
     args = blocks["alg"]["args"]
     arguments = PolicyArguments.known_in(policy_args)
-    plan = plan_batches(config).of_process(n_processes)
     device, available = _device(config)
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
     bytes_per_weight = FLOAT / n_parts  # in each process
@@ -152,36 +169,48 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     # AdamW has two moments for each trained weight, RMSProp one. Mask models and gathered weights are not split.
     n_moments = 1 if args.get("use_rms_prop") else 2
     n_trained = policy.trained + critic.n_trained
-    activations = policy.activations(plan)
-    if critic.network is not None:
-        activations += critic.network.activations(plan)
-    sizes = {
+    gathered = 0
+    if n_parts > 1:
+        gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
+    always = {
         "process": _process() if device == "cpu" else 0,
         "policy weights": int(bytes_per_weight * policy.parameters),
         "critic weights": int(bytes_per_weight * critic.n_weights),
         f"{role} weights": int(bytes_per_weight * n_reference),
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
-        "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-        "optimizer state": int(bytes_per_weight * n_moments * n_trained),
-        "gradients": int(bytes_per_weight * n_trained),
-        "activations": activations,
-        "logits": policy.logits(plan),
-        "KV cache": (1 + n_mask_models) * policy.cache(plan),
-        "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
     }
 
-    other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
-    # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial weights,
-    # and four of the conjugate gradient.
-    if "cg_max_steps" in args:
-        sizes |= _of_fisher_products(policy, plan, micro_batch_size=args.get("micro_batch_size"))
-        sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
-        other_gradients = 7 * FLOAT * policy.trained
+    def of_responses(*, shortest: bool) -> MemoryEstimate:
+        """Return the estimate for responses of one length."""
+        # Without a limit for prompts, they may fill what the response leaves of the model's positions.
+        plan = plan_batches(config, shortest=shortest)
+        if plan.prompt_tokens is None:
+            prompt_tokens = max(policy.positions - plan.response_tokens, 1)
+            plan = plan_batches(config, shortest=shortest, prompt_tokens=prompt_tokens)
+        plan = plan.of_process(n_processes)
 
-    gathered = 0
-    if n_parts > 1:
-        gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
-    return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered)
+        networks = [policy] if critic.network is None else [policy, critic.network]
+        sizes = {
+            **always,
+            "masks": 2 * plan.tokens_per_rollout * mask_bytes,
+            "optimizer state": int(bytes_per_weight * n_moments * n_trained),
+            "gradients": int(bytes_per_weight * n_trained),
+            "activations": sum(network.activations(plan) for network in networks),
+            "logits": policy.logits(plan),
+            "KV cache": (1 + n_mask_models) * policy.cache(plan),
+            "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
+        }
+        other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
+
+        # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial
+        # weights, and four of the conjugate gradient.
+        if "cg_max_steps" in args:
+            sizes |= _of_fisher_products(policy, plan)
+            sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
+            other_gradients = 7 * FLOAT * policy.trained
+        return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered)
+
+    return replace(of_responses(shortest=False), shortest=of_responses(shortest=True))
 
 
 def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
@@ -216,16 +245,16 @@ def _critic(policy: NetworkShapes) -> _Critic:
     return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
 
 
-def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan, *, micro_batch_size: int | None) -> dict[str, int]:
+def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan) -> dict[str, int]:
     """Return the bytes of activations and logits in TRPO's products with the Fisher matrix."""
     # Fused attention has no second derivatives.
     eager_arguments = replace(policy.arguments, attn_implementation="eager")
     eager = NetworkShapes(policy.model_name, eager_arguments, causal=policy.causal)
 
-    # Tokens of a batch: two float32 numbers for each token of the vocabulary, within the budget for logits.
+    # Response tokens of a batch: two float32 numbers for each token of the vocabulary, within the budget for logits.
     n_tokens = int(policy.arguments.logits_budget_mb * 2**20 / 8) // int(policy.config.vocab_size)
-    n_episodes = max(min(n_tokens, micro_batch_size or n_tokens) // plan.response_tokens, 1)
-    batch = replace(plan, micro_batch_episodes=min(n_episodes, plan.episodes))
+    n_episodes = max(n_tokens // plan.response_tokens, 1)
+    batch = replace(plan, minibatch_episodes=min(n_episodes, plan.episodes))
 
     # The model's graph, and that of its derivative, which is about twice as large.
     return {"activations": 3 * eager.activations(batch), "logits": 2 * eager.logits(batch)}
@@ -325,13 +354,11 @@ class NetworkShapes:
     def activations(self, plan: BatchPlan) -> int:
         """Return the bytes kept between the forward and the backward pass of one micro-batch."""
         n = plan.micro_batch_episodes
-        n_prompt = self._n_prompt(plan)
-        n_response = plan.response_tokens
-        size = self._saved(n, n_prompt, n_response)
+        size = self._saved(plan)
 
         # Then only the input of each layer is kept, and the rest of one layer at a time.
         if self.arguments.gradient_checkpointing:
-            inputs = self._n_layers * n * (n_prompt + n_response) * self.width * FLOAT
+            inputs = self._n_layers * n * (_n_prompt(plan) + plan.response_tokens) * self.width * FLOAT
             size = size // self._n_layers + inputs
         return size
 
@@ -345,7 +372,7 @@ class NetworkShapes:
         # Some families have fewer heads for keys and values than for queries, or heads of another width.
         n_heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         head_width = getattr(self.config, "head_dim", None) or self.width // self.config.num_attention_heads
-        n_tokens = self._n_prompt(plan) + plan.response_tokens
+        n_tokens = _n_prompt(plan) + plan.response_tokens
         return 2 * self._n_layers * int(n_heads * head_width) * n_tokens * plan.prompts_per_batch * FLOAT
 
     @property
@@ -354,16 +381,19 @@ class NetworkShapes:
         names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
         return int(next(getattr(self.config, name) for name in names if getattr(self.config, name, None)))
 
-    def _n_prompt(self, plan: BatchPlan) -> int:
-        # Without a limit for prompts, they may fill what the response leaves of the model's positions.
-        if plan.prompt_tokens is not None:
-            return plan.prompt_tokens
+    @property
+    def positions(self) -> int:
+        """Number of positions of the model."""
         limit = getattr(self.config, "max_position_embeddings", None) or getattr(self.config, "n_positions", None)
-        return max(int(limit or 512) - plan.response_tokens, 1)
+        return int(limit or 512)
 
-    def _saved(self, n: int, n_prompt: int, n_response: int) -> int:
+    def _saved(self, plan: BatchPlan) -> int:
         """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
         model = self._model
+        n = plan.micro_batch_episodes
+        n_prompts = plan.prompts_of(n)
+        n_prompt = _n_prompt(plan)
+        n_response = plan.response_tokens
         weights = {weight.untyped_storage()._cdata for weight in model.parameters()}
         sizes: dict[int, int] = {}
         alive = []  # prevents that a storage is freed and its address is reused by another
@@ -382,20 +412,39 @@ class NetworkShapes:
         is_half = self.arguments.dtype == "bfloat16"
         autocast: Any = torch.autocast("cpu", dtype=torch.bfloat16) if is_half else nullcontext()
         with self._mode, autocast, torch.autograd.graph.saved_tensors_hooks(save, load):
-            length = n_prompt + n_response if self.causal else n_prompt
-            ids = torch.ones(n, length, dtype=torch.long)
-            mask = torch.ones_like(ids)
-            if self.causal:
-                model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            else:
-                encoded = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+            # Different prompts, and the prompt of each response.
+            prompts = torch.ones(n_prompts, n_prompt, dtype=torch.long)
+            rows = torch.arange(n) % n_prompts
+            responses = torch.ones(n, n_response, dtype=torch.long)
+            if not self.causal:
+                mask = torch.ones_like(prompts)
+                encoded = model.get_encoder()(input_ids=prompts, attention_mask=mask).last_hidden_state
                 model.get_decoder()(
-                    input_ids=torch.ones(n, n_response, dtype=torch.long),
-                    encoder_hidden_states=encoded,
-                    encoder_attention_mask=mask,
+                    input_ids=responses,
+                    encoder_hidden_states=encoded if n_prompts == n else encoded.index_select(0, rows),
+                    encoder_attention_mask=torch.ones(n, n_prompt, dtype=torch.long),
                     use_cache=False,
                 )
+            elif n_prompts == n:
+                ids = torch.cat([prompts, responses], dim=1)[:, :-1]  # the last token chooses none
+                model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            else:
+                # As in `CausalReader`: first the prompts, whose keys and values the responses then read.
+                cache = PromptCache()
+                mask = torch.ones_like(prompts)
+                model.base_model(input_ids=prompts, attention_mask=mask, past_key_values=cache, use_cache=True)
+                cache.rows = rows
+                if n_response > 1:
+                    mask = torch.ones(n, n_prompt + n_response - 1, dtype=torch.long)
+                    model.base_model(
+                        input_ids=responses[:, :-1], attention_mask=mask, past_key_values=cache, use_cache=True
+                    )
         return sum(sizes.values())
+
+
+def _n_prompt(plan: BatchPlan) -> int:
+    assert plan.prompt_tokens is not None
+    return max(plan.prompt_tokens, 1)
 
 
 def n_weights(weights: Iterable[torch.Tensor], *, only_trained: bool = False) -> int:

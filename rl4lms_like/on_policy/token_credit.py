@@ -20,7 +20,7 @@ from torch import Tensor
 
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.continuation import UNDECODABLE, agreement
-from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes, real_ids
+from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, pack_passes, real_ids
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.on_policy.assemble import Run
@@ -121,10 +121,9 @@ class TokenCredit(Callback):
         policy.set_training_mode(False)
 
         # In passes of the size of the rollout's, which fit into memory; without a limit all at once.
-        lengths = episodes.response_lengths.tolist()
-        limit = self.run.algorithm.collector.options.score_batch_size or sum(lengths)
+        limits = PassLimits(self.run.algorithm.collector.options.score_batch_size, shares_prompts=policy.shares_prompts)
         log_probs = []
-        for rows in pack_episodes(lengths, range(episodes.n_episodes), limit):
+        for rows in pack_passes(episodes, limits):
             batch = episodes.select(torch.tensor(rows, device=episodes.response_ids.device))
             log_probs.append(policy.evaluate_actions(batch, batch.actions)[1])
 

@@ -327,6 +327,12 @@ class LMActorCriticPolicy(BasePolicy):
         return self.value_head is not None
 
     @property
+    def shares_prompts(self) -> bool:
+        """True if every network computes a prompt once for all of its responses in a pass, in the current mode."""
+        readers = [reader for reader in (self.reader, self.value_reader, self.ref_reader) if reader is not None]
+        return all(reader.shares_prompts and not reader.model.training for reader in readers)
+
+    @property
     def _logits_budget(self) -> int:
         """Number of float32 logits, of 4 bytes each, that `logits_budget_mb` allows."""
         return int(self.arguments.logits_budget_mb * 2**20 / 4)

@@ -26,7 +26,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rl4lms_like.core.episodes import EpisodeBatch, own_batches
+from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, own_batches
 from rl4lms_like.core.seeding import SeedStream, derived_seed
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
@@ -412,8 +412,8 @@ class RolloutCollector:
 
         def of_this_process() -> list[T]:
             device = episodes.response_ids.device
-            limit = self.options.score_batch_size
-            batches = own_batches(episodes, limit, self.ranks, in_step=self.policy.is_sharded)
+            limits = PassLimits(self.options.score_batch_size, shares_prompts=self.policy.shares_prompts)
+            batches = own_batches(episodes, limits, self.ranks, in_step=self.policy.is_sharded)
             if batches and len(batches[0]) == episodes.n_episodes:
                 return [compute(episodes)]
 

@@ -37,7 +37,7 @@ class RolloutOptions:
             not centred, because a constant per token would reward or penalise length.
         bootstrap_truncated: let returns and advantages of episodes that hit the length limit continue with the critic's
             value after their last token.
-        score_batch_size: tokens per scoring pass; None = a whole generation batch at once.
+        score_batch_size: tokens of prompts and responses per scoring pass; None = a whole generation batch at once.
         group_size: number of responses to each prompt.
         dynamic_sampling: None keeps all groups. A number leaves out groups whose rewards are all equal, and generates
             at most this many times the tokens of a rollout. If all groups are left out, the last generation batch is

@@ -44,6 +44,7 @@ class TabularPolicy(MaskablePolicy):
     vocab_size = VOCABULARY
     has_reference = True
     has_critic = True
+    shares_prompts = False
 
     def __init__(
         self,

@@ -64,8 +64,41 @@ def test_a2c_makes_one_step_per_rollout(run):
 
 
 def test_micro_batches_split_a_minibatch(run):
-    plan = planned(run, batch_size=200, micro=45)
+    """Responses of 20 tokens after prompts of 5."""
+    plan = planned(run, batch_size=200, micro=55)
     assert (plan.minibatch_episodes, plan.micro_batch_episodes) == (10, 2)
+    assert dict(plan.lines())["forward passes"] == (
+        "of 2 episodes in the update (at most 55 tokens of prompts and responses)"
+    )
+    assert planned(run, batch_size=200, micro=10).micro_batch_episodes == 1
+
+
+@pytest.mark.parametrize(("micro", "shares_prompts", "n_episodes"), [
+    (85, True, 4), (200, True, 8), (84, True, 3), (10, True, 1), (85, False, 3), (200, False, 8)
+])  # fmt: skip
+def test_a_shared_prompt_counts_once_in_a_pass(run, micro, shares_prompts, n_episodes):
+    """Prompts of 5 tokens, each with 4 responses of 20."""
+    run["env"]["n_envs"] = 8
+    run["alg"] |= {"id": "grpo", "args": {"n_steps": 20, "batch_size": 160, "micro_batch_size": micro}}
+    run["alg"]["args"]["group_size"] = 4
+    plan = plan_batches(parse_config(run), shares_prompts=shares_prompts)
+    assert plan.micro_batch_episodes == n_episodes
+
+
+def test_the_shortest_responses_are_more_episodes(run):
+    run["alg"]["args"] |= {"n_steps": 20, "batch_size": 100}
+    config = parse_config(run)
+    assert plan_batches(config).episodes == 10
+    shortest = plan_batches(config, shortest=True)
+    assert (shortest.response_tokens, shortest.episodes, shortest.minibatch_episodes) == (1, 200, 100)
+
+    # The config may say that they are longer, or that all are of full length.
+    kwargs = run["alg"]["policy"]["args"]["generation_kwargs"]
+    kwargs["min_new_tokens"] = 4
+    assert plan_batches(parse_config(run), shortest=True).response_tokens == 4
+    del kwargs["min_new_tokens"]
+    run["env"]["args"]["terminate_on_eos"] = False
+    assert plan_batches(parse_config(run), shortest=True).response_tokens == 20
 
 
 def test_what_people_read_has_the_numbers(run):

@@ -9,7 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import one_hot
 
-from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes, response_mask_until_end
+from rl4lms_like.core.episodes import (
+    EpisodeBatch,
+    PassLimits,
+    pack_episodes,
+    pack_passes,
+    response_mask_until_end,
+)
 from rl4lms_like.core.token_masks import contains, pack
 from tests.builders import episodes_of_lengths
 
@@ -143,3 +149,55 @@ def test_an_episode_reaches_to_its_first_end_token(rows, ends):
         first = next((i for i, token in enumerate(row) if token in ends), None)
         assert ended == (first is not None)
         assert kept == [i <= (5 if first is None else first) for i in range(6)]
+
+
+@st.composite
+def batches_with_prompts(draw):
+    """Episodes with prompts and responses of different lengths; those of a group have one prompt."""
+    prompt_lengths, lengths, rows = [], [], []
+    for row, size in enumerate(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))):
+        prompt_lengths += [draw(st.integers(1, 12))] * size
+        lengths += draw(st.lists(st.integers(1, 12), min_size=size, max_size=size))
+        rows += [row] * size
+    side = draw(st.sampled_from(["left", "right"]))
+    batch = episodes_of_lengths(lengths, prompt_lengths=prompt_lengths, side=side)
+    return replace(batch, prompt_rows=torch.tensor(rows))
+
+
+@given(batches_with_prompts(), st.integers(1, 80), st.booleans())
+def test_no_pass_has_more_tokens_of_prompts_and_responses_than_allowed(batch, limit, shares_prompts):
+    limits = PassLimits(limit, shares_prompts=shares_prompts)
+    passes = pack_passes(batch, limits)
+    assert [episode for rows in passes for episode in rows] == list(range(batch.n_episodes))
+
+    def n_tokens(rows):
+        chosen = batch.select(torch.tensor(rows))  # trimmed: the matrices that the model reads
+        firsts = chosen.shared_prompts() if shares_prompts else None
+        n_prompts = chosen.n_episodes if firsts is None else len(firsts[0])
+        return n_prompts * chosen.prompt_ids.shape[1] + chosen.response_ids.numel()
+
+    for rows in passes:
+        assert n_tokens(rows) <= limit or len(rows) == 1
+
+    # No pass is smaller than necessary: the next group, or its first response if it is split, would not have fitted.
+    for first, second in itertools.pairwise(passes):
+        group = [row for row in second if batch.prompt_rows[row] == batch.prompt_rows[second[0]]]
+        assert n_tokens(first + group) > limit or n_tokens([*first, second[0]]) > limit
+
+
+@given(batches_with_prompts(), st.integers(1, 40))
+def test_passes_limited_by_their_response_tokens_are_packed_as_minibatches(batch, limit):
+    lengths, order = batch.response_lengths.tolist(), range(batch.n_episodes)
+    passes = pack_passes(batch, PassLimits(response_tokens=limit))
+    assert passes == pack_episodes(lengths, order, limit, batch.prompt_rows)
+
+
+def test_a_shared_prompt_counts_once_and_a_separate_one_for_each_response():
+    batch = replace(episodes_of_lengths([2] * 8, prompt_lengths=[40] * 8), prompt_rows=torch.arange(8) // 4)
+    assert pack_passes(batch, PassLimits(tokens=48, shares_prompts=True)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert pack_passes(batch, PassLimits(tokens=84)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_padding_counts_as_it_passes_through_the_model():
+    batch = episodes_of_lengths([10, 1, 1, 1], prompt_lengths=[1, 1, 1, 10])
+    assert pack_passes(batch, PassLimits(tokens=22)) == [[0, 1], [2, 3]]
