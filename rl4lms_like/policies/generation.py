@@ -338,6 +338,20 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
     return cache
 
 
+def _until_stop_string(
+    response_ids: Tensor, response_mask: Tensor, terminated: Tensor, *, stops: Any, prompts: Sequence[list[int]]
+) -> tuple[Tensor, Tensor]:
+    """Return mask `[n, response_len]` and ends `[n]` of responses that are cut after their first stop string."""
+    response_mask = response_mask.clone()
+    terminated = terminated.clone()
+    for row, prompt in enumerate(prompts):
+        n_tokens = stops.n_tokens(response_ids[row][response_mask[row]].tolist(), prompt)
+        if n_tokens is not None:
+            response_mask[row, n_tokens:] = False
+            terminated[row] = True
+    return response_mask, terminated
+
+
 class TextGenerator(GenerationEngine):
     """Text generator of a language model; dropout is off during generation.
 
@@ -491,11 +505,9 @@ class TextGenerator(GenerationEngine):
         response_ids = sequences[:, start:]  # [n, response_len]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         if stops is not None:
-            for row, row_mask in enumerate(response_mask):
-                n_tokens = stops.n_tokens(response_ids[row][row_mask].tolist(), prompts[row])
-                if n_tokens is not None:
-                    response_mask[row, n_tokens:] = False
-                    terminated[row] = True
+            response_mask, terminated = _until_stop_string(
+                response_ids, response_mask, terminated, stops=stops, prompts=prompts
+            )
         return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
     def _autocast(self) -> AbstractContextManager[Any]:
