@@ -80,7 +80,7 @@ class LMActorCriticPolicy(BasePolicy):
     _sharded: Sequence[Any] = ()
     _updates_reference = False
     engine: PolicyEngine
-    """What generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
+    """Generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments

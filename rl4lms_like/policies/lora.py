@@ -39,7 +39,7 @@ from rl4lms_like.system.errors import ConfigIssue, ModelError, import_extra
 NAME = "default"
 """PEFT's default adapter name."""
 _TASKS = {False: "CAUSAL_LM", True: "SEQ_2_SEQ_LM"}
-"""Whether a model is an encoder-decoder -> PEFT's name of its task."""
+"""PEFT's name of the task, by `is_encoder_decoder`."""
 
 
 def lora_config(peft: Mapping[str, Any], *, dropout: bool, is_encoder_decoder: bool) -> Any:
