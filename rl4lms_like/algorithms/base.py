@@ -600,7 +600,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             values = torch.as_tensor(buffer.values)
             returns = torch.as_tensor(buffer.returns)
             explained = explained_variance(values, returns)
-            self.pretraining.add(explained, buffer.n_tokens)
+            self.pretraining.explained.append(explained)
             yield explained
 
     def _train_critic(self, buffer: EpisodeBuffer, settings: CriticPretraining) -> None:

@@ -21,13 +21,11 @@ class CriticPretrainer:
 
     Attributes:
         explained: explained variance of each rollout's returns, before the critic was trained on it.
-        n_tokens: number of tokens of the rollouts. They do not count as time steps of the training.
     """
 
     def __init__(self, settings: CriticPretraining) -> None:
         self.settings = settings
         self.explained: list[float] = []
-        self.n_tokens = 0
 
     @property
     def is_over(self) -> bool:
@@ -45,11 +43,6 @@ class CriticPretrainer:
         best_before = max(before, default=-math.inf)
         return max(last, default=-math.inf) < best_before + self.settings.min_gain
 
-    def add(self, explained: float, n_tokens: int) -> None:
-        """Count a rollout and the critic's passes over it."""
-        self.explained.append(explained)
-        self.n_tokens += n_tokens
-
     def progress(self, explained: float) -> str:
         """Return a line that describes the last rollout."""
         most = self.settings.max_rollouts
@@ -60,11 +53,10 @@ class CriticPretrainer:
         explained: list[float | None] = []
         for value in self.explained:
             explained.append(None if math.isnan(value) else value)  # JSON has no NaN
-        return {"explained": explained, "n_tokens": self.n_tokens}
+        return {"explained": explained}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`."""
         self.explained = []
         for value in state["explained"]:
             self.explained.append(math.nan if value is None else value)
-        self.n_tokens = state["n_tokens"]

@@ -5,6 +5,7 @@
     list rewards           show ID
     benchmark SPEC         compare A B           rollouts RUN_FOLDER
     pairs CONFIG           env                   post-train --config FILE
+    pretrain-critic CONFIG
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.
@@ -13,6 +14,7 @@ Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors 
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import os
 import select
@@ -36,8 +38,10 @@ from rl4lms_like.system.interruption import STOP_SIGNALS
 from rl4lms_like.system.ranks import is_main_process
 from rl4lms_like.system.wording import accept_any_character
 
-_WITH_LOG = ("train", "quickstart", "post-train", "pretrain-critic")
+_WITH_LOG = ("train", "quickstart", "post-train")
 """Commands that write a run folder, with its log."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of writing to a device that has no space left, or takes no more."""
 TIME_TO_REPORT_S = 5.0
 """Time for the main process of several to report an error that all of them have."""
 
@@ -87,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return status
 
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is None and _is_stdout_full():
+        # The test writes a line, so it is made only for errors that a full device raises.
+        if isinstance(error, OSError) and error.filename is None and error.errno in _FULL and _is_stdout_full():
             say(f"cannot write to standard output: {reason(error)}\n")
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at its exit
             return 1

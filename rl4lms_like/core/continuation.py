@@ -19,7 +19,6 @@ from itertools import chain, takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
-from tokenizers import decoders
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,6 +154,8 @@ class Continuations:
 
     @cached_property
     def _joins_bytes(self) -> bool:
+        from tokenizers import decoders
+
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         return isinstance(getattr(backend, "decoder", None), decoders.ByteLevel)
 

@@ -330,7 +330,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
         if pairs[split].rows:
             lines += [(f"{title}: {name}", value) for name, value in pairs[split].lines()]
 
-    networks = {"alg.model_name": model_config}
+    networks = _networks(config, model_config, arguments)
     generates = arguments.has_language_model and config.train_evaluation.generate
     check_independence(config, networks, encoder, pairs, samples, generates=generates)
 

@@ -90,7 +90,7 @@ class SupervisedTrainer:
 
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
-        folder = self.tracker.run_path / "checkpoints"
+        folder = self.tracker.checkpoint_base_path
         arguments = make_training_arguments(run.config, folder, has_val=bool(run.samples["val"]))
 
         # The reporter is the last one: when training begins, it changes an argument that early stopping checks.

@@ -33,7 +33,7 @@ from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
-from rl4lms_like.training.resuming.checkpoints import delete_interrupted, write_folder
+from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
 
 
 class OnPolicyTrainer:
@@ -119,7 +119,7 @@ class OnPolicyTrainer:
                 self._write(folder, self.run.save_model)
         self.evaluate(("val", "test"))
         if self.run.ranks.is_main:
-            delete_interrupted(self.tracker.run_path / "checkpoints")
+            delete_interrupted(self.tracker.run_path / FOLDER)
 
     def _iterate(self) -> None:
         """Run an iteration: rollout and update, then the callbacks, whose numbers are logged with those of both."""

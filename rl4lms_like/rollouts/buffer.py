@@ -9,7 +9,6 @@ With it, unmodified Stable-Baselines3 algorithms can train a language model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
@@ -29,8 +28,8 @@ SORTING_WINDOW = 4
 class Minibatch(NamedTuple):
     """Whole episodes and numbers of their actions; the first six names are those of Stable-Baselines3.
 
-    Flat fields have one entry for each action, episode after episode. The update sets the last four, once it knows the
-    whole minibatch; see `OnPolicyTextAlgorithm.train`.
+    Flat fields have one entry for each action, episode after episode. The update sets the last three, once it knows the
+    whole minibatch; see `OnPolicyTextAlgorithm.prepare_minibatch`.
 
     Args:
         observations: the episodes.
@@ -369,11 +368,10 @@ class EpisodeBuffer:
         """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
         self.reset()
         tensors = {name: tensor.to(self.device) for name, tensor in rollout.items()}
-        # Checkpoints of version 0.1 have no rewards of episodes; the algorithms of that version do not read them.
-        tensors.setdefault("episode_rewards", torch.full_like(tensors["rewards"], math.nan))
-
         episode_fields: dict[str, Any] = {name: tensors.get(name) for name in _EPISODE_FIELDS}
-        token_fields: dict[str, Any] = {name: tensors.get(name) for name in _TOKEN_FIELDS}
+        token_fields: dict[str, Any] = {
+            name: tensors.get(name) for name in _TOKEN_FIELDS
+        }  # without a reference no `kl`
         self.episodes = EpisodeBatch(**episode_fields, prompt_side=prompt_side)
         self._fields = TokenFields(**token_fields)
         self.n_tokens = self.episodes.n_tokens
