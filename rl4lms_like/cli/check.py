@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rl4lms_like.cli.options import add_code, add_config, add_set
+from rl4lms_like.cli.printing import show
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.secrets import without_secrets
-from rl4lms_like.system.wording import printable
 
 SUMMARY = "check a YAML config, and show a summary"
 
@@ -35,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
 
     # Each section as soon as it is ready: the audit calls the reward, which may take long.
     for section in preview(config, full=options.full):
-        print(printable(without_secrets(section)), flush=True)
+        show(section)
     if options.reward:
         for section in reward_audit(config, remote=options.remote):
-            print(printable(without_secrets(section)), flush=True)
+            show(section)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 from rl4lms_like.cli.options import add_code, add_config, add_set, arguments_of, count
+from rl4lms_like.cli.printing import show
 
 SUMMARY = "sample responses of a config's policy, and write the best and worst ones"
 
@@ -33,4 +33,4 @@ def run(options: argparse.Namespace) -> None:
     from rl4lms_like.sampled_pairs import write_pairs
 
     names = "n_samples split max_prompts min_difference"
-    write_pairs(config, options.out, **arguments_of(options, names), report=partial(print, flush=True))
+    write_pairs(config, options.out, **arguments_of(options, names), report=show)

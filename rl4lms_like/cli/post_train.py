@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from rl4lms_like.cli.options import add_set, arguments_of
+from rl4lms_like.cli.printing import show
 from rl4lms_like.system.ranks import is_main_process
-from rl4lms_like.system.secrets import without_secrets
-from rl4lms_like.system.wording import printable
 
 SUMMARY = "train the models of a pipeline file on preferences"
 
@@ -28,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     def say(text: str) -> None:
         if is_main_process():
-            print(printable(without_secrets(text)), flush=True)
+            show(text)
 
     names = "overrides model_index output_dir resume dry_run"
     return post_train(options.config, **arguments_of(options, names), with_traceback=options.traceback, say=say)

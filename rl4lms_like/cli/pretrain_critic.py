@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from rl4lms_like.cli.options import add_code, add_config, add_set
+from rl4lms_like.cli.printing import show
 
 SUMMARY = "train only the critic of a config, and save it"
 
@@ -24,4 +25,4 @@ def run(options: argparse.Namespace) -> None:
 
     config_path = options.config or options.config_path
     for line in pretrain_critic(config_path, options.output, overrides=options.overrides):
-        print(line, flush=True)
+        show(line)

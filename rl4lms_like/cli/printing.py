@@ -28,6 +28,11 @@ def say(message: str) -> None:
             os.dup2(nowhere, descriptor)
 
 
+def show(text: str) -> None:
+    """Print a text to standard output at once, without secrets and terminal control characters."""
+    print(printable(without_secrets(text)), flush=True)
+
+
 def print_json(line: Mapping[str, Any]) -> None:
     """Print one JSON object; letters that the output lacks are escaped."""
     # JSON itself escapes only the control characters of ASCII, not those that change a terminal's direction of writing.

@@ -30,7 +30,6 @@ from rl4lms_like.offline.assemble_supervised import (
     config_to_plan,
     head_modules,
     load_encoder,
-    make_generator,
     prepare,
     schedule_of,
 )
@@ -92,23 +91,15 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
         model.get_submodule(name).requires_grad_(True)
 
     objective = _objective(config, arguments, model, encoder)
-    objective.ranks = ranks
     set_n_threads(config, model)
-    return SupervisedRun(
-        config=config,
-        tokenizer=encoder.tokenizer,
-        samples=prepared.samples,
+    return prepared.run(
         examples=examples,
         model=model,
         objective=objective,
-        metrics=prepared.components.metrics,
-        generator=make_generator(model, config) if generates else None,
-        max_prompt_length=encoder.max_prompt_length,
-        eos_token_ids=prepared.eos_token_ids,
-        post_processor=prepared.components.post_processor,
-        dropout_rates=dropout_rates,
-        head=tuple(head),
+        generates=generates,
         ranks=ranks,
+        dropout_rates=dropout_rates,
+        head=head,
     )
 
 

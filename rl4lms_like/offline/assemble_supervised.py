@@ -113,22 +113,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
     )
-    objective.ranks = ranks
-
-    return SupervisedRun(
-        config=config,
-        tokenizer=encoder.tokenizer,
-        samples=samples,
-        examples=examples,
-        model=model,
-        objective=objective,
-        metrics=prepared.components.metrics,
-        generator=make_generator(model, config) if generates else None,
-        max_prompt_length=encoder.max_prompt_length,
-        eos_token_ids=prepared.eos_token_ids,
-        post_processor=prepared.components.post_processor,
-        ranks=ranks,
-    )
+    return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
 
 class Prepared(NamedTuple):
@@ -140,6 +125,36 @@ class Prepared(NamedTuple):
     eos_token_ids: list[int]  # tokens that end a response
     encoder: ExampleEncoder
     samples: dict[str, list[Sample]]  # of all splits
+
+    def run(
+        self,
+        *,
+        examples: Mapping[str, Any],
+        model: PreTrainedModel,
+        objective: TrainingObjective,
+        generates: bool,
+        ranks: Ranks,
+        dropout_rates: Mapping[str, float] | None = None,
+        head: Sequence[str] = (),
+    ) -> SupervisedRun:
+        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`."""
+        objective.ranks = ranks
+        return SupervisedRun(
+            config=self.config,
+            tokenizer=self.encoder.tokenizer,
+            samples=self.samples,
+            examples=examples,
+            model=model,
+            objective=objective,
+            metrics=self.components.metrics,
+            generator=make_generator(model, self.config) if generates else None,
+            max_prompt_length=self.encoder.max_prompt_length,
+            eos_token_ids=self.eos_token_ids,
+            post_processor=self.components.post_processor,
+            dropout_rates=dropout_rates or {},
+            head=tuple(head),
+            ranks=ranks,
+        )
 
 
 def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -> Prepared:

@@ -369,9 +369,8 @@ class EpisodeBuffer:
         self.reset()
         tensors = {name: tensor.to(self.device) for name, tensor in rollout.items()}
         episode_fields: dict[str, Any] = {name: tensors.get(name) for name in _EPISODE_FIELDS}
-        token_fields: dict[str, Any] = {
-            name: tensors.get(name) for name in _TOKEN_FIELDS
-        }  # without a reference no `kl`
+        # Without a reference there is no `kl`.
+        token_fields: dict[str, Any] = {name: tensors.get(name) for name in _TOKEN_FIELDS}
         self.episodes = EpisodeBatch(**episode_fields, prompt_side=prompt_side)
         self._fields = TokenFields(**token_fields)
         self.n_tokens = self.episodes.n_tokens

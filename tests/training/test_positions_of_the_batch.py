@@ -86,8 +86,9 @@ def test_a_reference_with_such_positions_is_refused(model_of, tiny_config, tmp_p
         assemble(parse_config(tiny_config))
     mapping = preference_blocks("dpo", tiny_gpt2_dir, written(tmp_path))
     mapping["alg"]["args"]["reference_model"] = str(model_of("longrope", 20))
-    with raises_at("alg.args.reference_model", mentions="within 20 tokens"):
-        assemble_preferences(parse_config(mapping))
+    for build in (assemble_preferences, check):
+        with raises_at("alg.args.reference_model", mentions="within 20 tokens"):
+            build(parse_config(mapping))
 
 
 @pytest.mark.parametrize("rope", ROPES)
