@@ -232,10 +232,11 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
         (output / f"{cell}.rank{ranks.rank}.share").write_text(str(share))
     data = config.to_dict()
-    if ranks.is_main:
-        tracker = Tracker(output, data, "cells", cell, quiet=True, resume=resume_from is not None)
-    else:
-        tracker = SilentTracker(output / "cells" / cell, data)
+    with ranks.main_first():  # the others find the run's folder
+        if ranks.is_main:
+            tracker = Tracker(output, data, "cells", cell, quiet=True, resume=resume_from is not None)
+        else:
+            tracker = SilentTracker(output / "cells" / cell, data)
     with tracker:
         trainer_class: Any = OnPolicyTrainer if isinstance(config, RunConfig) else SupervisedTrainer
         trainer_class(run, tracker, resume_from=resume_from).train_and_eval()
