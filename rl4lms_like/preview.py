@@ -325,10 +325,12 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
         raise ConfigError([ConfigIssue("--reward", "a supervised run has no reward")], "the command line")
     config = with_embedded_models(config)
     reward = build_component(REWARDS, config.reward_fn)
-    pool = build_datapool(config.datapool, "train")
+
+    # References that are whole messages are the texts that the chat template writes for them.
+    tokenizer = build_tokenizer(config.tokenizer)
+    pool = render_prompts({"train": build_datapool(config.datapool, "train")}, config.tokenizer, tokenizer)["train"]
 
     # Texts are tokens, as in training: the reward gets what is left of a text after encoding and decoding.
-    tokenizer = build_tokenizer(config.tokenizer)
     env = EnvArguments(**config.env.args)
     layout = TextLayout(
         tokenizer,
