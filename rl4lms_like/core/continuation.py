@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rl4lms_like.system.wording import agreement
+
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
@@ -224,16 +226,6 @@ class Continuations:
             before, both = self.tokenizer([anchor, anchor + text], add_special_tokens=False, verbose=False)["input_ids"]
             if both[: len(before)] == before:
                 yield list(both[len(before) :])
-
-
-def agreement(text: str, other: str) -> int:
-    """Return the number of characters that two texts have in common at their beginnings."""
-    if other.startswith(text):
-        return len(text)
-    for index, (character, other_character) in enumerate(zip(text, other, strict=False)):
-        if character != other_character:
-            return index
-    return min(len(text), len(other))
 
 
 def _listed(ids: Ids) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, text_cell
 from rl4lms_like.system.errors import DataPoolError
-from rl4lms_like.system.wording import shown
+from rl4lms_like.system.wording import agreement, shown
 
 FormatName: TypeAlias = Literal["columns", "sharegpt", "alpaca", "hh", "ultrafeedback"]
 Row: TypeAlias = "Mapping[str, Any]"
@@ -247,12 +247,7 @@ def _of_hh(row: Row, where: str, _: str) -> dict[str, Any]:
 
 def common_turns(chosen: str, rejected: str) -> str:
     """Return the common beginning of two dialogues, up to the last turn of the assistant that begins in it."""
-    n_equal = min(len(chosen), len(rejected))
-    for index, (left, right) in enumerate(zip(chosen, rejected, strict=False)):
-        if left != right:
-            n_equal = index
-            break
-    start = chosen[:n_equal].rfind(_ASSISTANT)
+    start = chosen[: agreement(chosen, rejected)].rfind(_ASSISTANT)
     return "" if start < 0 else chosen[: start + len(_ASSISTANT)]
 
 
