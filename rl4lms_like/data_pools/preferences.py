@@ -187,7 +187,7 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = cell(row, name, where)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
 
     # False for NaN, too, which a file may also contain.
