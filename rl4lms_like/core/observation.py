@@ -42,8 +42,8 @@ class TextLayout:
         max_context_length: T, in tokens.
         context_start_token: first context token of an encoder-decoder model, else None.
         prompt_truncation_side: `left` or `right`.
-        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; always
-            with a `context_start_token`.
+        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; also
+            implied by a `context_start_token`.
     """
 
     tokenizer: PreTrainedTokenizerBase
