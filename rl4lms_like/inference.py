@@ -14,12 +14,17 @@ from stable_baselines3.common.utils import get_device
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
-from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, load_config, parse_config
-from rl4lms_like.core.chat_template import set_template_date
-from rl4lms_like.core.continuation import keep_special_tokens
+from rl4lms_like.config.run_config import (
+    AnyConfig,
+    PreferenceConfig,
+    RunConfig,
+    TokenizerConfig,
+    load_config,
+    parse_config,
+)
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.offline.assemble_supervised import max_prompt_length, token_limit
+from rl4lms_like.offline.assemble_supervised import NO_LIMIT, max_prompt_length, token_limit
 from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
@@ -44,9 +49,6 @@ from rl4lms_like.training.inputs import (
 )
 from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
 from rl4lms_like.training.resuming.resume import own_config
-
-NO_LIMIT = 1_000_000
-"""Maximum prompt length in tokens. Tokenizers without a length limit report about 1e30."""
 
 
 def evaluate_run(
@@ -108,11 +110,10 @@ def evaluate_run(
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
     components = build_components(config, with_reward=False)
 
-    # The tokenizer that was saved with the model. A chat template from a file was saved with it, so that the file
-    # itself is no longer needed.
-    tokenizer_config = replace(config.tokenizer, model_name=model)
-    if config_path is None:
-        tokenizer_config = replace(tokenizer_config, chat_template=bool(tokenizer_config.chat_template))
+    # The tokenizer that was saved with the model. Another config than that of its run may name another chat template.
+    tokenizer_config = _saved_with_model(config, model)
+    if config_path is not None:
+        tokenizer_config = replace(tokenizer_config, chat_template=config.tokenizer.chat_template)
     tokenizer = build_tokenizer(tokenizer_config)
     pool = render_prompts({split: build_datapool(config.datapool, split)}, tokenizer_config, tokenizer)[split]
     samples = [sample for sample, _ in pool][:limit]
@@ -182,7 +183,7 @@ def generate_texts(
     silence_libraries()
     config, run_model = _run_of(Path(model))
     if config is not None:
-        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("alg",))
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
     name = run_model or _model_name(model)
 
     # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
@@ -196,11 +197,7 @@ def generate_texts(
         arguments["top_k"] = top_k
 
     # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
-    tokenizer = load_tokenizer(name)
-    if config is not None:
-        keep_special_tokens(tokenizer, config.tokenizer.keep_special_tokens or ())
-    if config is not None and config.tokenizer.template_date is not None:
-        set_template_date(tokenizer, config.tokenizer.template_date)
+    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(_saved_with_model(config, name))
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
 
     responder = responder_of(
@@ -297,6 +294,12 @@ def _model_of(run_folder: Path) -> Path:
     # Not on standard output, which has the texts and scores.
     print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
     return model
+
+
+def _saved_with_model(config: AnyConfig, model: str) -> TokenizerConfig:
+    """Return the `tokenizer` block of a run for the tokenizer that was saved with its model."""
+    # A chat template from a file was saved with the model, so that the file itself is no longer needed.
+    return replace(config.tokenizer, model_name=model, chat_template=bool(config.tokenizer.chat_template))
 
 
 def _is_model(folder: Path) -> bool:

@@ -81,7 +81,7 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         with failures.collected():
             settings.check_settings(config, here=False)
         with failures.collected():
-            description, models = _models(config)
+            description, models = _models(config, tokenizer)
             yield "# models\n" + description
             yield "# memory\n" + _memory(config)
         with failures.collected():
@@ -126,8 +126,9 @@ def _data(
         return
 
     # Without the models there is no tokenizer to count with, and the section has only the numbers of samples.
-    rows = data_lines(samples)
-    if models is not None:
+    if models is None:
+        rows = data_lines(samples)
+    else:
         rows = data_lines(
             samples,
             models.tokenizer,
@@ -200,13 +201,13 @@ class _Models:
     max_prompt_length: int
 
 
-def _models(config: RunConfig) -> tuple[str, _Models | None]:
+def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> tuple[str, _Models | None]:
     """Check that models, tokenizer and lengths fit each other, and describe them; only local files are read."""
     # Models that are not on this machine are not an error of the config: training will download them.
     config = with_embedded_models(config)
     try:
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
-        tokenizer = build_tokenizer(config.tokenizer, local_files_only=True)
+        tokenizer = local_tokenizer()
     except ModelError as error:
         return f"not checked: {error}\n", None
 
@@ -325,10 +326,12 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
         raise ConfigError([ConfigIssue("--reward", "a supervised run has no reward")], "the command line")
     config = with_embedded_models(config)
     reward = build_component(REWARDS, config.reward_fn)
-    pool = build_datapool(config.datapool, "train")
+
+    # References that are whole messages are the texts that the chat template writes for them.
+    tokenizer = build_tokenizer(config.tokenizer)
+    pool = render_prompts({"train": build_datapool(config.datapool, "train")}, config.tokenizer, tokenizer)["train"]
 
     # Texts are tokens, as in training: the reward gets what is left of a text after encoding and decoding.
-    tokenizer = build_tokenizer(config.tokenizer)
     env = EnvArguments(**config.env.args)
     layout = TextLayout(
         tokenizer,

@@ -9,12 +9,18 @@ import pytest
 from rl4lms_like.cli import main
 from rl4lms_like.config.yaml_file import dump_yaml
 from tests.arguments.rewards_of_rules import scorer_of
+from tests.chat_models import REASONING, save_chat_model
 from tests.configs import run_blocks, supervised_blocks
 from tests.judge_server import judge_server
 
 
 def fails_for_empty_texts(*, prompts, responses, references, meta_infos):
     return [1 / len(text) for text in responses]
+
+
+def wants_a_rendered_call(*, prompts, responses, references, meta_infos):
+    assert all("<tool_call>" in text for texts in references for text in texts), references
+    return [float(len(text)) for text in responses]
 
 
 @pytest.fixture
@@ -107,3 +113,21 @@ def test_a_supervised_run_has_no_reward(tmp_path, capsys, tiny_t5_dir):
     assert main(["check", str(file)]) == 0
     assert main(["check", str(file), "--reward"]) == 2
     assert "no reward" in capsys.readouterr().err
+
+
+def test_a_reference_that_is_a_whole_message_is_what_the_template_writes(tmp_path, capsys):
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    turns = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text((json.dumps({"turns": turns}) + "\n") * 9)
+    blocks = run_blocks()
+    folder = str(save_chat_model(tmp_path / "chat", REASONING))
+    blocks["tokenizer"] = {"model_name": folder, "chat_template": True}
+    blocks["alg"]["policy"]["args"]["model_name"] = folder
+    args = {"prompt_column": "turns", "last_message_as_reference": True}
+    blocks["datapool"] = {"id": "jsonl", "args": {"path": str(rows), **args}}
+    blocks["reward_fn"] = {"id": "python", "args": {"function": f"{__name__}:wants_a_rendered_call"}}
+    file = tmp_path / "run.yml"
+    file.write_text(dump_yaml(blocks))
+    status = main(["check", str(file), "--reward"])
+    assert status == 0, capsys.readouterr().err

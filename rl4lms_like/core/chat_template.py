@@ -226,14 +226,20 @@ class ChatTemplate:
         Raises:
             ConfigError: the template does not accept them.
         """
+        rendered = self._applied(
+            messages, tools=tools, where=where, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return str(rendered)
+
+    def _applied(self, messages: Sequence[Message], *, tools: Tools, where: str, **arguments: Any) -> Any:
+        """Return what `apply_chat_template` makes of messages, with these arguments; for errors, see `render`."""
         try:
             with deadline(RENDERING_S, "rendering"):
-                rendered = self.tokenizer.apply_chat_template(
+                return self.tokenizer.apply_chat_template(
                     self._readable(messages, tools),
                     tools=list(tools) if tools else None,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
                     chat_template=dated_template(self.tokenizer, tools),
+                    **arguments,
                 )
         except Exception as error:
             # Templates are programs of the model's authors, and may raise anything. Usually it is the order of the
@@ -244,8 +250,6 @@ class ChatTemplate:
                 f"the chat template of {self.tokenizer.name_or_path!r} does not accept the messages{of} ({roles}): "
                 f"{error}"
             ) from error
-
-        return str(rendered)
 
     def _readable(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
         """Return the messages with missing contents and arguments of tool calls in a form that the template can read.
@@ -275,6 +279,8 @@ class ChatTemplate:
         arguments: Any = {"tools": list(tools) if tools else None, "tokenize": False}
         try:
             return str(self.tokenizer.apply_chat_template(list(messages), **arguments)).count("None")
+        except TimeoutError:  # of the deadline, which interrupts only once
+            raise
         except Exception:  # templates may raise anything
             return None
 
@@ -301,20 +307,21 @@ class ChatTemplate:
             where: description of the messages for the error.
 
         Raises:
-            ConfigError: these tokens cannot be determined, because the rendered text of a message depends on the
-                following ones and the template does not mark what the assistant writes (`{% generation %}`).
+            ConfigError: the template does not accept the messages; or these tokens cannot be determined, because the
+                rendered text of a message depends on the following ones and the template does not mark what the
+                assistant writes (`{% generation %}`).
         """
         encoded: Any
-        if _MARKED.search(str(self.tokenizer.chat_template)):
-            with deadline(RENDERING_S, "rendering"):
-                encoded = self.tokenizer.apply_chat_template(
-                    self._readable(messages, tools),
-                    tools=list(tools) if tools else None,
-                    tokenize=True,
-                    return_dict=True,
-                    return_assistant_tokens_mask=True,
-                    chat_template=dated_template(self.tokenizer, tools),
-                )
+        template = self.tokenizer.get_chat_template(tools=list(tools) if tools else None)
+        if _MARKED.search(template):
+            encoded = self._applied(
+                messages,
+                tools=tools,
+                where=where,
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+            )
             ids = encoded["input_ids"]
             return ids, self._until_ends(ids, list(map(bool, encoded["assistant_masks"])))
 

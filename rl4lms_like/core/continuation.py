@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
+
+from rl4lms_like.system.wording import agreement
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,8 +39,11 @@ _BYTES = 4
 
 _CACHED_PROMPTS = 4096
 
-_ANCHORS = ("\n", ".", "a", "z", "0")
-"""Texts after which a continuation is encoded if its prompt's last token would change; one of them does not change."""
+_ANCHORS = ("", "\n", ".", "a", "z", "0")
+"""Texts after which a continuation is encoded if its prompt's last token would change; one of them does not change.
+
+The first one stands for the continuation alone.
+"""
 
 
 _KEPT = "ids_of_kept_special_tokens"
@@ -188,15 +193,13 @@ class Continuations:
         if not prompts:
             return []
         wholes = self.whole_ids([prompt + text for prompt, text in zip(prompts, texts, strict=True)])
-        alone = self.tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
 
         rows: list[list[int] | None] = []
-        for prompt_ids, whole, text, of_text in zip(self.whole_ids(prompts), wholes, texts, alone, strict=True):
+        for prompt_ids, whole, text in zip(self.whole_ids(prompts), wholes, texts, strict=True):
             if whole[: len(prompt_ids)] == prompt_ids:
                 rows.append(whole[len(prompt_ids) :])
             else:
-                candidates = chain([list(of_text)], self._anchored(text))
-                rows.append(self._continuing(prompt_ids, candidates, whole, text))
+                rows.append(self._continuing(prompt_ids, self._anchored(text), whole, text))
         return rows
 
     def ids_or_alone(self, prompt: str, text: str) -> list[int]:
@@ -223,16 +226,6 @@ class Continuations:
             before, both = self.tokenizer([anchor, anchor + text], add_special_tokens=False, verbose=False)["input_ids"]
             if both[: len(before)] == before:
                 yield list(both[len(before) :])
-
-
-def agreement(text: str, other: str) -> int:
-    """Return the number of characters that two texts have in common at their beginnings."""
-    if other.startswith(text):
-        return len(text)
-    for index, (character, other_character) in enumerate(zip(text, other, strict=False)):
-        if character != other_character:
-            return index
-    return min(len(text), len(other))
 
 
 def _listed(ids: Ids) -> list[int]:

@@ -42,8 +42,8 @@ class TextLayout:
         max_context_length: T, in tokens.
         context_start_token: first context token of an encoder-decoder model, else None.
         prompt_truncation_side: `left` or `right`.
-        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; always
-            with a `context_start_token`.
+        is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; also
+            implied by a `context_start_token`.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -72,15 +72,17 @@ class TextLayout:
         """Return prompt ids `[length]` with the tokenizer's special tokens, truncated to `max_prompt_length`."""
         return self.encode_all([prompt])[0]
 
-    def encode_all(self, prompts: Sequence[str | Sample]) -> list[np.ndarray]:
+    def encode_all(self, prompts: Sequence[str | Sample], max_length: int | None = None) -> list[np.ndarray]:
         """Return the ids of several prompts, texts or samples, with one tokenizer call.
 
+        They are truncated to `max_length` tokens, by default to `max_prompt_length`.
         Special tokens are added to a text, and truncation keeps them, but no end token to the prompt of a causal model.
         A prompt that a chat template rendered contains its special tokens, and none are added.
         """
         is_rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
         if any(is_rendered) and not all(is_rendered):
-            return [self.encode(prompt) for prompt in prompts]  # one call has one setting of `add_special_tokens`
+            # One call has one setting of `add_special_tokens`.
+            return [self.encode_all([prompt], max_length)[0] for prompt in prompts]
 
         texts = [_text_of(prompt) for prompt in prompts]
         with _truncating_on(self.prompt_truncation_side, self.tokenizer):
@@ -90,7 +92,7 @@ class TextLayout:
                 texts,
                 add_special_tokens=not any(is_rendered),
                 truncation=True,
-                max_length=self.max_prompt_length + n_appended,
+                max_length=(self.max_prompt_length if max_length is None else max_length) + n_appended,
                 padding=False,
                 verbose=False,
             )

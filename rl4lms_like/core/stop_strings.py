@@ -68,11 +68,11 @@ class StopStrings:
 
         # A tokenizer may decode the first tokens of a text differently, so the prompt precedes a short response. The
         # window may then show a string that the response does not have, but never lacks one that it has, unless it
-        # begins within a character: bytes that form no character make those next to them undecodable, too.
+        # begins within a character: bytes that form no character make the whole run of bytes undecodable.
         if len(window) < self._n_decoded:
             window = [*prompt_ids[-_MARGIN:], *window]
         text = self._continuations.text((), window)
-        is_possible = contains_any(text, self.strings) or text.endswith(UNDECODABLE)
+        is_possible = contains_any(text, self.strings) or UNDECODABLE in text
         return is_possible and self.found(ids, prompt_ids)
 
     def n_tokens(self, ids: list[int], prompt_ids: Sequence[int] = ()) -> int | None:

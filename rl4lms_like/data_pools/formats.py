@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, text_cell
 from rl4lms_like.system.errors import DataPoolError
-from rl4lms_like.system.wording import shown
+from rl4lms_like.system.wording import agreement, shown
 
 FormatName: TypeAlias = Literal["columns", "sharegpt", "alpaca", "hh", "ultrafeedback"]
 Row: TypeAlias = "Mapping[str, Any]"
@@ -35,7 +35,7 @@ INPUT_TEMPLATE = "{instruction}\n\n{input}"
 SIGNS: Mapping[str, str] = {
     "sharegpt": "`conversations` with `from` and `value`",
     "alpaca": "`instruction` with `output`, or with `chosen` and `rejected`",
-    "hh": f"`{CHOSEN}` and `{REJECTED}` begin with 'Human:' and have an 'Assistant:'",
+    "hh": f"`{CHOSEN}` and `{REJECTED}` begin with two line breaks and 'Human:' and have an 'Assistant:'",
     "ultrafeedback": "`instruction` with `completions`",
 }
 """Format -> how it is recognised."""
@@ -129,7 +129,8 @@ class FormattedRows:
         for index, (where, row) in self.rows:
             converted = {**row, **convert(row, where, self.input_template)}
 
-            # Only answers with scores may have none: a single one, or all with the same score.
+            # Answers with scores have none if there is a single one, or all have the same score; a row of alpaca, if
+            # its column is null.
             if self.needs_pairs and REJECTED in converted and converted[REJECTED] is None:
                 self.n_without_pair += 1
                 continue
@@ -247,12 +248,7 @@ def _of_hh(row: Row, where: str, _: str) -> dict[str, Any]:
 
 def common_turns(chosen: str, rejected: str) -> str:
     """Return the common beginning of two dialogues, up to the last turn of the assistant that begins in it."""
-    n_equal = min(len(chosen), len(rejected))
-    for index, (left, right) in enumerate(zip(chosen, rejected, strict=False)):
-        if left != right:
-            n_equal = index
-            break
-    start = chosen[:n_equal].rfind(_ASSISTANT)
+    start = chosen[: agreement(chosen, rejected)].rfind(_ASSISTANT)
     return "" if start < 0 else chosen[: start + len(_ASSISTANT)]
 
 
@@ -269,20 +265,22 @@ def _of_ultrafeedback(row: Row, where: str, _: str) -> dict[str, Any]:
         score = _score(completion)
         if score is not None:
             scored.append((score, text_cell(completion, "response", f"{where}, column 'completions'")))
-    best = max(scored, key=lambda pair: pair[0], default=None)
-    worst = min(scored, key=lambda pair: pair[0], default=None)
+    converted: dict[str, Any] = {PROMPT: text_cell(row, "instruction", where)}
+    if not scored:
+        return converted | {RESPONSE: None, CHOSEN: None, REJECTED: None}
 
-    converted: dict[str, Any] = {PROMPT: text_cell(row, "instruction", where), RESPONSE: best[1] if best else None}
-    if best is None or worst is None or best[0] == worst[0]:
-        return converted | {CHOSEN: None, REJECTED: None}
-    return converted | {CHOSEN: best[1], REJECTED: worst[1], "margin": best[0] - worst[0]}
+    best_score, best = max(scored, key=lambda pair: pair[0])
+    worst_score, worst = min(scored, key=lambda pair: pair[0])
+    if best_score == worst_score:
+        return converted | {RESPONSE: best, CHOSEN: None, REJECTED: None}
+    return converted | {RESPONSE: best, CHOSEN: best, REJECTED: worst, "margin": best_score - worst_score}
 
 
 def _score(completion: Row) -> float | None:
     for name in ("fine-grained_score", "overall_score"):
         try:
             score = float(completion[name])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
         if abs(score) < float("inf"):  # False for NaN
             return score

@@ -24,7 +24,7 @@ from rl4lms_like.data_pools.hf_dataset import dataset_rows
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError, require_extra
-from rl4lms_like.system.wording import shown
+from rl4lms_like.system.wording import agreement, shown
 
 Messages: TypeAlias = "list[dict[str, Any]]"
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
@@ -135,12 +135,7 @@ def common_beginning(chosen: str, rejected: str) -> str:
         >>> common_beginning("User: Is it so? Bot: Yes.", "User: Is it so? Bot: Yesterday it was.")
         'User: Is it so? Bot:'
     """
-    n_equal = 0
-    for left, right in zip(chosen, rejected, strict=False):
-        if left != right:
-            break
-        n_equal += 1
-    beginning = chosen[:n_equal]
+    beginning = chosen[: agreement(chosen, rejected)]
 
     # Back to the last white space: "Yes" and "Yesterday" begin alike, but their tokens are others.
     if beginning and not beginning[-1].isspace():
@@ -192,7 +187,7 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = cell(row, name, where)
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
 
     # False for NaN, too, which a file may also contain.

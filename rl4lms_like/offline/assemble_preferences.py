@@ -349,6 +349,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
         lines += row_lines(
             encoder.tokenizer,
             train.rows[0],
+            is_encoder_decoder=encoder.is_encoder_decoder,
             has_language_model=arguments.has_language_model,
             reads_labels=arguments.reads_labels,
         )

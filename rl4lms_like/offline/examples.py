@@ -105,13 +105,11 @@ class ExampleEncoder:
         n_shorter = 0
         n_cut = 0
         for i, reference in zip(sample_rows, references, strict=True):
-            prompt = prompts[i]
+            prompt, (response,) = self.fitted(samples[i], prompts[i], [reference])
             if self.is_encoder_decoder:
-                response = reference[: self.max_length]
                 rows.append({"input_ids": prompt, "labels": response})
             else:
                 # One sequence. Its first token is predicted from nothing, so it is never learned.
-                prompt, response = self._fitting(samples[i].prompt_or_input_text, prompt, reference)
                 prompt_labels = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 labels = [*prompt_labels, *response]
                 rows.append({"input_ids": [*prompt, *response], "labels": [NOT_LEARNED, *labels[1:]]})
@@ -121,8 +119,7 @@ class ExampleEncoder:
 
     def prompts(self, samples: Sequence[Sample], max_length: int | None = None) -> list[list[int]]:
         """Return the ids of the prompts, of at most `max_length` tokens; default: `max_prompt_length`."""
-        layout = self._layout(self.max_prompt_length if max_length is None else max_length)
-        return [ids.tolist() for ids in layout.encode_all(samples)] if samples else []
+        return [ids.tolist() for ids in self._layout.encode_all(samples, max_length)] if samples else []
 
     def responses(self, pairs: Sequence[tuple[Sample, str]]) -> list[list[int]]:
         """Return the ids of responses with their end tokens, not truncated, as they follow the prompts.
@@ -157,7 +154,7 @@ class ExampleEncoder:
             for reference in sample.references:
                 ids, labels, n_prompt = self._conversation(sample, reference)
 
-                # As `_fitting`: the response has priority, but at least one token of the prompt is left before it.
+                # As `fitted`: the response has priority, but at least one token of the prompt is left before it.
                 n_response = min(len(ids) - n_prompt, self.max_length - 1)
                 n_allowed = min(n_prompt, self.max_prompt_length)
                 n_fitting = min(n_allowed, self.max_length - n_response)
@@ -176,13 +173,13 @@ class ExampleEncoder:
     ) -> tuple[list[int], list[int], int]:
         """Return the ids and labels of a prompt with a reference, and the number of the prompt's tokens."""
         turns = [*(sample.messages or ()), sample.response_message(reference)]
-        ids, is_written = ChatTemplate(self.tokenizer).encode(
+        ids, is_written = self.template.encode(
             turns, tools=sample.tools, last_only=last_only, where=f"sample {sample.id!r}"
         )
 
         # Generation starts from the prompt alone. If a template rendered it in another way with a response, the model
         # would learn to continue texts that it never sees.
-        prompt_ids = self._layout(NO_LIMIT).encode(sample).tolist()
+        (prompt_ids,) = self.prompts([sample], NO_LIMIT)
         if ids[: len(prompt_ids)] != prompt_ids:
             text = f"of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} differently"
             raise chat_template_issue(f"the chat template {text} if a response follows")
@@ -194,20 +191,26 @@ class ExampleEncoder:
                     labels[i] = NOT_LEARNED
         return ids, labels, len(prompt_ids)
 
-    def _layout(self, max_prompt_length: int) -> TextLayout:
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Chat template of the tokenizer."""
+        return ChatTemplate(self.tokenizer)
+
+    @cached_property
+    def _layout(self) -> TextLayout:
         side: Literal["left", "right"] = "right" if self.tokenizer.truncation_side == "right" else "left"
         return TextLayout(
             self.tokenizer,
-            max_prompt_length,
+            self.max_prompt_length,
             1,
             prompt_truncation_side=side,
             is_encoder_decoder=self.is_encoder_decoder,
         )
 
-    @cached_property
+    @property
     def continuations(self) -> Continuations:
         """Ids of texts after their prompts."""
-        return Continuations(self.tokenizer, follows_prompt=not self.is_encoder_decoder)
+        return self._layout.continuations
 
     def _references(self, pairs: Sequence[tuple[Sample, str]]) -> list[list[int]]:
         """Encode the references of pairs of sample and reference, with their separators and end tokens."""
@@ -241,22 +244,38 @@ class ExampleEncoder:
         is_apart = not prompt or not reference or prompt[-1].isspace() or reference[0].isspace()
         return reference if is_apart else f" {reference}"
 
-    @property
-    def shortest_prompt(self) -> int:
-        """Number of tokens to which a prompt may be truncated to make room for a response."""
-        n_special = int(self.tokenizer.num_special_tokens_to_add())
-        return n_special - len(self.continuations.appended_ids) + 1
+    def fitted(
+        self,
+        sample: Sample,
+        prompt: list[int],
+        responses: Sequence[list[int]],
+        max_response_length: int | None = None,
+    ) -> tuple[list[int], list[list[int]]]:
+        """Truncate a prompt and its responses to the limits: first the prompt, down to one token, then the responses.
 
-    def _fitting(self, text: str, prompt: list[int], reference: list[int]) -> tuple[list[int], list[int]]:
-        """Truncate to `max_length` tokens: first the prompt, down to one token, then the reference."""
-        n_reserved = min(len(prompt), self.shortest_prompt)
-        reference = reference[: max(self.max_length - n_reserved, 1)]
+        Args:
+            sample: the sample with the prompt.
+            prompt: ids of the prompt, of at most `max_prompt_length` tokens.
+            responses: ids of one or more responses, which get the same prompt.
+            max_response_length: limit of a response in tokens, in addition to that of the model.
+        """
+        if self.is_encoder_decoder:
+            limit = min(max_response_length or self.max_length, self.max_length)
+            return prompt, [ids[:limit] for ids in responses]
 
-        # Encoded again instead of sliced, so that special tokens such as the first one stay.
-        room = self.max_length - len(reference)
+        # Prompt and response of a causal model share its positions. At least one token of the prompt is left, after
+        # special tokens such as the first one.
+        n_special = int(self.tokenizer.num_special_tokens_to_add()) - len(self.continuations.appended_ids)
+        limit = max(self.max_length - min(len(prompt), n_special + 1), 1)
+        n_response = min(max_response_length or limit, limit)
+        truncated = [ids[:n_response] for ids in responses]
+
+        # One prompt for all, which leaves room for the longest response: log-probs after two prompts cannot be
+        # compared. It is encoded again instead of sliced, so that its special tokens stay.
+        room = self.max_length - max(map(len, truncated))
         if len(prompt) > room:
-            prompt = self._layout(room).encode(text).tolist()
-        return prompt, reference
+            (prompt,) = self.prompts([sample], room)
+        return prompt, truncated
 
 
 def _without_continuation(sample: Sample, text: str, separator: str | None) -> str:

@@ -19,7 +19,6 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any, TypedDict
 
-from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import NO_LIMIT
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.offline.examples import ExampleEncoder
@@ -146,20 +145,22 @@ def encode_pairs(
     """
     pairs = _counted(preferences)
 
-    # All texts in one call of the tokenizer, then in the order of the preferences again.
-    responses = iter(encoder.responses([(sample, text) for sample in preferences for text in _texts(sample)]))
+    # All texts in one call of the tokenizer, then by preference: one or two responses, not truncated.
+    encoded = iter(encoder.responses([(sample, text) for sample in preferences for text in _texts(sample)]))
+    responses = []
+    for sample in preferences:
+        responses.append([next(encoded) for _ in _texts(sample)])
     prompts = encoder.prompts(preferences)
     whole_prompts = encoder.prompts(preferences, NO_LIMIT)
+    pairs.n_boundary = _n_changed_at_boundary(encoder, preferences, whole_prompts, responses)
 
     # A conversation may end with another token than a text.
     end_token_ids = {encoder.end_token_id}
     if any(sample.rendered_prompt is not None for sample in preferences):
-        end_token_ids.add(ChatTemplate(encoder.tokenizer).end_of_turn)
+        end_token_ids.add(encoder.template.end_of_turn)
 
-    for sample, prompt, whole_prompt in zip(preferences, prompts, whole_prompts, strict=True):
-        whole = [next(responses) for _ in _texts(sample)]  # one or two responses, not truncated
-        pairs.n_boundary += _differs_at_boundary(encoder, sample, whole_prompt, whole)
-        prompt, truncated = _fitted(encoder, sample, prompt, whole, max_response_length)
+    for sample, prompt, whole_prompt, whole in zip(preferences, prompts, whole_prompts, responses, strict=True):
+        prompt, truncated = encoder.fitted(sample, prompt, whole, max_response_length)
         _require_tokens(sample, prompt, truncated, encoder.is_encoder_decoder)
 
         pairs.n_cut_prompts += len(prompt) < len(whole_prompt)
@@ -286,7 +287,7 @@ def _whole(encoder: ExampleEncoder, sample: Sample, response: str) -> list[int]:
 
     # A chat template writes the special tokens itself.
     turns = [*(sample.messages or ()), sample.response_message(response)]
-    text = ChatTemplate(tokenizer).render(turns, tools=sample.tools, where=f"sample {sample.id!r}")
+    text = encoder.template.render(turns, tools=sample.tools, where=f"sample {sample.id!r}")
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
@@ -304,41 +305,33 @@ def _counted(preferences: Sequence[Preference]) -> Pairs:
     )
 
 
-def _differs_at_boundary(
-    encoder: ExampleEncoder, sample: Preference, prompt: list[int], responses: Sequence[list[int]]
-) -> bool:
-    """Return True if a response has other tokens where it is encoded with its prompt, as one text."""
-    # A seq2seq model and a chat template separate prompt and response.
-    if encoder.is_encoder_decoder or sample.rendered_prompt is not None:
-        return False
-    for text, ids in zip(_texts(sample), responses, strict=True):
-        without_end = ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids
-        (as_one_text,) = encoder.continuations.whole_ids([encoder.joined(sample.prompt_or_input_text, text)])
-        if as_one_text != [*prompt, *without_end]:
-            return True
-    return False
-
-
-def _fitted(
+def _n_changed_at_boundary(
     encoder: ExampleEncoder,
-    sample: Preference,
-    prompt: list[int],
-    responses: Sequence[list[int]],
-    max_response_length: int | None,
-) -> tuple[list[int], list[list[int]]]:
-    """Truncate a prompt and its responses to the limits: first the prompt, down to one token, then the responses."""
-    # Prompt and response of a causal model share its positions, and at least the shortest prompt is left.
-    limit = encoder.max_length
-    if not encoder.is_encoder_decoder:
-        limit -= min(len(prompt), encoder.shortest_prompt)
-    n_response = min(max_response_length or limit, limit)
-    truncated = [ids[:n_response] for ids in responses]
+    preferences: Sequence[Preference],
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[list[int]]],
+) -> int:
+    """Return the number of preferences with a response that has other tokens if it is one text with its prompt."""
+    # A seq2seq model and a chat template separate prompt and response.
+    if encoder.is_encoder_decoder:
+        return 0
+    indices: list[int] = []  # of the preference of each text
+    texts: list[str] = []
+    rows: list[list[int]] = []
+    for index, sample in enumerate(preferences):
+        if sample.rendered_prompt is not None:
+            continue
+        for text, ids in zip(_texts(sample), responses[index], strict=True):
+            without_end = ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids
+            indices.append(index)
+            texts.append(encoder.joined(sample.prompt_or_input_text, text))
+            rows.append([*prompts[index], *without_end])
 
-    # One prompt for both, which leaves room for the longer response: log-probs after two prompts cannot be compared.
-    room = encoder.max_length - max(map(len, truncated))
-    if not encoder.is_encoder_decoder and len(prompt) > room:
-        (prompt,) = encoder.prompts([sample], room)
-    return prompt, truncated
+    changed = set()
+    for index, as_one_text, ids in zip(indices, encoder.continuations.whole_ids(texts), rows, strict=True):
+        if as_one_text != ids:
+            changed.add(index)
+    return len(changed)
 
 
 def _require_tokens(

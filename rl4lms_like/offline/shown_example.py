@@ -12,6 +12,7 @@ from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.offline.examples import NOT_LEARNED, Example
 from rl4lms_like.offline.pairs import Row
 from rl4lms_like.training.components import shortened
@@ -28,13 +29,17 @@ def example_lines(
 
     # The input of a seq2seq model is never learned, and its response is a text of its own.
     if is_encoder_decoder:
-        response = _stretches(tokenizer, labels, [label != NOT_LEARNED for label in labels])
-        return [(f"  {READ}", _text(tokenizer, ids)), *response]
+        return [(f"  {READ}", _text(tokenizer, ids)), (f"  {LEARNED}", _text(tokenizer, labels))]
     return _stretches(tokenizer, ids, [label != NOT_LEARNED for label in labels])
 
 
 def row_lines(
-    tokenizer: PreTrainedTokenizerBase, row: Row, *, has_language_model: bool, reads_labels: bool
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    *,
+    is_encoder_decoder: bool,
+    has_language_model: bool,
+    reads_labels: bool,
 ) -> list[tuple[str, str]]:
     """Return a row of a preference run as lines of name and text."""
     prompt = row["prompt"]
@@ -54,10 +59,9 @@ def row_lines(
         label = "good" if row["is_desirable"] else "bad"
         names = (f"{LEARNED}: {label}", f"{READ}: to another prompt, for z0")
     lines = [(f"  {READ}", _text(tokenizer, prompt))]
+    continuations = Continuations(tokenizer, follows_prompt=not is_encoder_decoder, skips_special_tokens=False)
     for name, response in zip(names, row["responses"], strict=True):
-        is_learned = [False] * len(prompt) + [True] * len(response)
-        stretches = _stretches(tokenizer, [*prompt, *response], is_learned)
-        lines.append((f"  {name}", stretches[-1][1]))
+        lines.append((f"  {name}", shortened(continuations.text(prompt, response))))
     return lines
 
 
@@ -69,13 +73,12 @@ def _stretches(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], is_learned: Sequence[bool]
 ) -> list[tuple[str, str]]:
     """Return the texts of consecutive tokens that are learned, or are not."""
+    continuations = Continuations(tokenizer, skips_special_tokens=False)
     lines = []
-    end = 0
-    before = ""
+    start = 0
     for learned, stretch in groupby(is_learned):
-        # Decoded with what precedes it: alone, some tokenizers remove the first space.
-        end += len(list(stretch))
-        text = str(tokenizer.decode(list(ids[:end])))
-        lines.append((f"  {LEARNED if learned else READ}", shortened(text[len(before) :])))
-        before = text
+        end = start + len(list(stretch))
+        text = continuations.text(ids[:start], ids[start:end])
+        lines.append((f"  {LEARNED if learned else READ}", shortened(text)))
+        start = end
     return lines

@@ -128,6 +128,16 @@ def beginning(text: str) -> str:
     return repr(text if len(text) <= 60 else f"{text[:57]}...")
 
 
+def agreement(text: str, other: str) -> int:
+    """Return the number of characters that two texts have in common at their beginnings."""
+    if other.startswith(text):
+        return len(text)
+    for index, (character, other_character) in enumerate(zip(text, other, strict=False)):
+        if character != other_character:
+            return index
+    return min(len(text), len(other))
+
+
 def help_of(target: Any) -> dict[str, str]:
     """Return help texts by argument, from the `Args:` of Google-style docstrings, including those of base classes."""
     # From the base classes to the class itself, each with its constructor, so that the most derived text of an argument

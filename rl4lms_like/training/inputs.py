@@ -85,9 +85,13 @@ def stripped_pattern_notices(config: AnyConfig, tokenizer: PreTrainedTokenizerBa
     for path, block in blocks.items():
         for pattern_path, pattern in _patterns(block, path):
             for token in tokens:
-                if token in pattern or re.escape(token) in pattern:
-                    message = f"responses are read without the special token {token!r}; name it in {_KEEP}"
-                    notices.append(Notice(pattern_path, message))
+                if token not in pattern and re.escape(token) not in pattern:
+                    continue
+                hint = f"name it in {_KEEP}"
+                if token in (tokenizer.eos_token, tokenizer.pad_token):
+                    hint = "it ends or pads texts and is always removed"
+                message = f"responses are read without the special token {token!r}; {hint}"
+                notices.append(Notice(pattern_path, message))
     return notices
 
 

@@ -116,6 +116,33 @@ def test_a_template_whose_loops_never_end_is_an_error_with_the_sample(tokenizer,
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
+def test_the_time_limit_holds_for_all_renderings_of_a_message_with_tool_calls(tokenizer, monkeypatch):
+    inner = "{% for i in range(99999) %}{% for i in range(99) %}{% endfor %}{% endfor %}"
+    tokenizer.chat_template = inner + "{{ messages[0].content }}"
+    monkeypatch.setattr("rl4lms_like.core.chat_template.RENDERING_S", 0.05)
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    turns = [*TURNS[1:2], {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with raises_at("tokenizer.chat_template", mentions="took longer than"):
+        ChatTemplate(tokenizer).render(turns, where="sample 'a'")
+
+
+def test_marked_answers_that_the_template_refuses_are_an_error_with_the_sample():
+    refuses = "{% if messages[-1].content == 'No.' %}{{ raise_exception('not this answer') }}{% endif %}"
+    template = ChatTemplate(chat_tokenizer(refuses + MARKED))
+    turns = [*TURNS[1:2], {"role": "assistant", "content": "No."}]
+    with raises_at("tokenizer.chat_template", mentions="sample 'a'"):
+        template.encode(turns, where="sample 'a'")
+
+
+def test_marks_count_only_in_the_template_that_is_used():
+    """The one for tools has none, so the tokens of the answers are found by their characters."""
+    tokenizer = chat_tokenizer({"default": MARKED, "tool_use": CHATML})
+    tools = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+    ids, is_written = ChatTemplate(tokenizer).encode(TURNS[1:3], tools=tools)
+    written_ids = [id for id, kept in zip(ids, is_written, strict=True) if kept]
+    assert tokenizer.decode(written_ids) == f"Nobody.{END}"
+
+
 @pytest.mark.parametrize(
     "template",
     [

@@ -65,3 +65,14 @@ def test_a_stop_string_of_bytes_ends_a_response_of_bytes():
         n_tokens = stops.n_tokens(ids, prompt_ids)
         assert "世界。".startswith(tokenizer.decode(ids[:n_tokens])) and stop in tokenizer.decode(ids[:n_tokens])
         assert stops.found_at_end(ids[:n_tokens], prompt_ids)
+
+
+@pytest.mark.parametrize("n_before", range(1, 9))
+def test_a_stop_string_that_begins_with_bytes_may_end_with_an_ordinary_token(n_before):
+    """The last tokens may begin within one of the characters, which makes the bytes after it undecodable."""
+    tokenizer = llama_like()
+    prompt_ids = tokenizer("The film was")["input_ids"]
+    ids = tokenizer("日" * n_before + "本a", add_special_tokens=False)["input_ids"]
+    stops = StopStrings(("本a",), tokenizer)
+    ends = [n for n in range(1, len(ids) + 1) if stops.found_at_end(ids[:n], prompt_ids)]
+    assert ends == [len(ids)] == [stops.n_tokens(ids, prompt_ids)]

@@ -175,6 +175,12 @@ def test_the_difference_of_scores_can_be_the_margin(tmp_path):
     assert sample.margin == 2.5
 
 
+def test_a_score_too_large_for_a_number_counts_as_none(tmp_path):
+    broken = {"response": "Oh.", "overall_score": 10**400}
+    (sample,) = pool(tmp_path, "preferences", [ULTRA | {"completions": [broken, *ULTRA["completions"]]}]).samples
+    assert (sample.chosen, sample.rejected) == ("So.", "Hm.")
+
+
 def test_answers_with_equal_scores_are_left_out_and_counted(tmp_path):
     equal = ULTRA | {"completions": ULTRA["completions"][:1] * 2}
     read = pool(tmp_path, "preferences", [ULTRA, equal, ULTRA | {"completions": []}, ULTRA])

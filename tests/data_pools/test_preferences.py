@@ -130,6 +130,7 @@ def test_labels_in_any_spelling(tmp_path):
         ({"prompt": "It was", "chosen": "good"}, {}),
         (PAIR, {"prompt_column": "question"}),
         (PAIR, {"margin_column": "chosen"}),
+        (PAIR | {"by": 10**400}, {"margin_column": "by"}),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}),
         ({"chosen": [USER, GOOD], "rejected": [GOOD, BAD]}, {}),
         ({"chosen": [USER], "rejected": [USER]}, {}),

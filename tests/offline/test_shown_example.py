@@ -7,11 +7,14 @@ import json
 import pytest
 
 from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.offline.examples import NOT_LEARNED
+from rl4lms_like.offline.shown_example import example_lines, row_lines
 from rl4lms_like.preview import preview
 from rl4lms_like.testing import models
 from tests.chat_models import BOS, END, START, save_chat_model
 from tests.configs import supervised_blocks
 from tests.offline.preferences.preference_runs import blocks, written
+from tests.tokenizer_families import SEQ2SEQ, byte_level
 
 CONVERSATION = [
     {"from": "human", "value": "Why?"},
@@ -97,3 +100,25 @@ def test_the_first_preference(id, names, tmp_path, tiny_gpt2_dir):
     assert [name for name, _ in lines] == names
     (chosen,) = [text for name, text in lines if "good" in name or "chosen" in name]
     assert chosen.endswith(f"good{models.EOS_TOKEN}'")
+
+
+def test_a_character_that_is_learned_in_part_is_in_what_is_learned():
+    tokenizer = byte_level(merges=False)
+    ids = tokenizer("a日b", add_special_tokens=False)["input_ids"]
+    labels = [NOT_LEARNED, NOT_LEARNED, *ids[2:]]
+    (_, read), (_, learned) = example_lines(tokenizer, {"input_ids": ids, "labels": labels}, is_encoder_decoder=False)
+    assert read.startswith("'a") and learned == "'日b'"
+
+
+def test_the_response_of_a_seq2seq_model_is_a_text_without_a_space_before_it():
+    tokenizer = SEQ2SEQ["unigram"]()
+    prompt, chosen, rejected = tokenizer(["The film was", "good", "a film"])["input_ids"]
+    lines = row_lines(
+        tokenizer,
+        {"prompt": prompt[:-1], "responses": [chosen, rejected]},
+        is_encoder_decoder=True,
+        has_language_model=True,
+        reads_labels=False,
+    )
+    texts = [tokenizer.decode(chosen), tokenizer.decode(rejected)]
+    assert texts[1].startswith("a film") and [text for _, text in lines[1:]] == [repr(text) for text in texts]

@@ -180,3 +180,12 @@ def test_check_warns_of_a_pattern_that_never_matches(tmp_path, tiny_config):
     assert "reward_fn.args.pattern" in "".join(preview(parse_config(tiny_config)))
     tiny_config["tokenizer"]["keep_special_tokens"] = ["<think>"]
     assert "reward_fn.args.pattern" not in "".join(preview(parse_config(tiny_config)))
+
+
+def test_check_does_not_advise_to_keep_the_end_token_of_a_pattern(tmp_path, tiny_config):
+    _, folder = thinking_model(tmp_path)
+    tiny_config["tokenizer"]["model_name"] = folder
+    tiny_config["alg"]["policy"]["args"]["model_name"] = folder
+    tiny_config["reward_fn"] = {"id": "regex", "args": {"pattern": r"\d</s>"}}
+    (notice,) = [line for line in "".join(preview(parse_config(tiny_config))).splitlines() if "args.pattern" in line]
+    assert "always removed" in notice and "keep_special_tokens" not in notice

@@ -325,6 +325,26 @@ def test_a_config_beside_the_model_lets_no_code_run_unless_the_user_does(command
     assert mark.exists()
 
 
+def test_the_code_of_a_tokenizer_runs_for_generate_with_the_permission_of_config_and_user(
+    tiny_gpt2_dir, tiny_config, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = tmp_path / "run" / "model"
+    shutil.copytree(tiny_gpt2_dir, folder)
+    (folder / "own.py").write_text("raise SystemError('stops here')\n")
+    saved = json.loads((folder / "tokenizer_config.json").read_text())
+    saved |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(saved))
+    tiny_config["tokenizer"]["trust_remote_code"] = True
+    (tmp_path / "run" / "config.json").write_text(json.dumps(tiny_config))
+
+    command = ["generate", str(tmp_path / "run"), "hello"]
+    assert main(command) == 2
+    assert "tokenizer.trust_remote_code: true in a run's folder" in capsys.readouterr().err
+    assert main([*command, "--trust_remote_code"]) != 0
+    assert "stops here" in capsys.readouterr().err
+
+
 def test_a_run_that_goes_on_asks_too_and_says_how(tiny_config, tmp_path, capsys):
     tiny_config["alg"]["policy"]["args"]["trust_remote_code"] = True
     tiny_config["train_evaluation"] |= {"n_iters": 1, "save_every": 1}
