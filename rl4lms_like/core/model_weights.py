@@ -43,7 +43,7 @@ def place_of(model_name: str) -> str:
     """
     name = str(with_home(model_name)) if model_name.startswith("~") else model_name
     files: list[Path] = []
-    with suppress(OSError):  # no local folder, or not readable, which transformers reports
+    with suppress(OSError, ValueError):  # no local folder, or not readable, which transformers reports
         files = sorted(Path(name).iterdir())
     for file in files:
         try:

@@ -1,4 +1,4 @@
-"""Limits of log-probs of sampled tokens that come from outside: from a server, or from a file."""
+"""Limits of sampled tokens and of their log-probs that come from outside: from a server, or from a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,21 @@ LOWEST = -1e4
 """Lowest log-prob in nats that is accepted: no softmax over finite logits samples a token that is less probable."""
 UNSURE = -1.0
 """Log-prob below which a policy is not sure of a token, so that the one of an engine with its weights is not 0."""
+
+
+def impossible_ids(ids: Tensor, vocab_size: int) -> str | None:
+    """Return which ids of tokens, of any shape, the policy does not have, or None if it has all.
+
+    On a GPU such an id would end the process, without a message.
+
+    Example:
+        >>> import torch
+        >>> impossible_ids(torch.tensor([[5, 50], [7, -1]]), vocab_size=50)
+        'ids of tokens from -1 to 50; the policy has 50 tokens'
+    """
+    if not ids.numel() or 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        return None
+    return f"ids of tokens from {int(ids.min())} to {int(ids.max())}; the policy has {vocab_size} tokens"
 
 
 def impossible_log_probs(log_prob: Tensor) -> str | None:

@@ -21,6 +21,7 @@ from typing import Any
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.binding import with_defaults
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.core.sampled_log_probs import impossible_ids
 from rl4lms_like.on_policy.assemble import Run
 from rl4lms_like.on_policy.rollout_files import StoredRollout, read_rollout
 from rl4lms_like.rollouts.rollout import Rollout
@@ -249,12 +250,11 @@ class Replay:
         file = self._file(kind, number)
         stored = self._read(kind, number)
 
-        # An index out of the vocabulary would end the process on a GPU, without a message.
         for batch in stored.batches:
             for ids in (batch.episodes.prompt_ids, batch.episodes.response_ids):
-                if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.run.policy.vocab_size:
-                    detail = f"ids of tokens from {int(ids.min())} to {int(ids.max())}"
-                    raise RL4LMsLikeError(f"{file} has {detail}; the policy has {self.run.policy.vocab_size} tokens")
+                problem = impossible_ids(ids, self.run.policy.vocab_size)
+                if problem is not None:
+                    raise RL4LMsLikeError(f"{file} has {problem}")
 
         if not self.plan.differences:
             # A reward may have drawn numbers, which dropout then continues.

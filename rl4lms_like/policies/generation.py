@@ -339,7 +339,7 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
 
 
 def _until_stop_string(
-    response_ids: Tensor, response_mask: Tensor, terminated: Tensor, *, stops: Any, prompts: Sequence[list[int]]
+    response_ids: Tensor, response_mask: Tensor, terminated: Tensor, *, stops: StopStrings, prompts: Sequence[list[int]]
 ) -> tuple[Tensor, Tensor]:
     """Return mask `[n, response_len]` and ends `[n]` of responses that are cut after their first stop string."""
     response_mask = response_mask.clone()
@@ -441,11 +441,12 @@ class TextGenerator(GenerationEngine):
             eos_token_ids=eos_token_ids,
             is_encoder_decoder=self.is_encoder_decoder,
         )
+        stops = None
         strings = stop_strings_of(generation_kwargs)
         if strings:
             if tokenizer is None:
                 raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
-            arguments[STOP_STRINGS] = StopStrings(strings, tokenizer)
+            stops = StopStrings(strings, tokenizer)
 
         # The mode is restored at the end: evaluations also come in the middle of a training.
         was_training = self.model.training
@@ -453,13 +454,13 @@ class TextGenerator(GenerationEngine):
         try:
             with plain_generation(self.model), seeded(seed, device), self._autocast():
                 if not record_log_prob:
-                    return self._episodes(ids, mask, arguments).trimmed()
+                    return self._episodes(ids, mask, arguments, stops=stops).trimmed()
 
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
                 arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
                 recorder = LogProbRecorder()
-                episodes = self._episodes(ids, mask, arguments, [*warpers, recorder])
+                episodes = self._episodes(ids, mask, arguments, [*warpers, recorder], stops=stops)
                 return replace(episodes, behavior_log_prob=recorder.recorded(episodes)).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
@@ -470,7 +471,13 @@ class TextGenerator(GenerationEngine):
             self.model.train(was_training)
 
     def _episodes(
-        self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        arguments: Mapping[str, Any],
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        stops: StopStrings | None,
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
@@ -478,7 +485,6 @@ class TextGenerator(GenerationEngine):
 
         # A decoder's sequence begins with its start token, that of a decoder-only model with the prompt.
         start = 1 if self.is_encoder_decoder else ids.shape[1]
-        stops = arguments.pop(STOP_STRINGS, None)
         prompts: list[list[int]] = []
         if stops is not None:
             prompts = [[] for _ in ids] if self.is_encoder_decoder else real_ids(ids, mask)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -73,11 +73,12 @@ def load_tokenizer(
     is not queried.
 
     Raises:
-        ModelError: it cannot be loaded, or there is no token for padding.
+        ModelError: it cannot be loaded, there is no token for padding, or adapters are based on each other.
     """
+    location = _tokenizer_location(model_name, local_files_only=local_files_only)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            _tokenizer_location(model_name, local_files_only=local_files_only),
+            location,
             padding_side=padding_side,
             truncation_side=truncation_side,
             trust_remote_code=trust_remote_code,
@@ -124,15 +125,7 @@ def load_model(
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
-    # From the adapter down to the base, each of which may itself be an adapter.
-    adapters: list[str] = []
-    while (base := adapter_base(model_name)) is not None:
-        if place_of(model_name) in adapters:
-            raise ModelError(f"the adapter {model_name!r} is named as its own base model")
-        adapters.append(place_of(model_name))
-        model_name = base
-    model_name = place_of(model_name)
-
+    *adapters, model_name = _chain(model_name)
     try:
         config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
     except Exception as error:
@@ -212,10 +205,10 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
 
     try:
         base = json.loads(Path(file).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (ValueError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ModelError(cannot_load("adapter", model_name, error)) from error
 
-    if not base:
+    if not base or not isinstance(base, str):
         raise ModelError(
             f"the adapter {model_name!r} does not name its base model: set base_model_name_or_path in its "
             f"adapter_config.json"
@@ -226,15 +219,37 @@ def adapter_base(model_name: str, *, local_files_only: bool = False) -> str | No
             f"the adapter {model_name!r} was trained on {base!r}, which does not exist: restore that folder, or set "
             f"base_model_name_or_path in its adapter_config.json to the new path"
         )
-    return str(base)
+    return base
 
 
 def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
-    """Return the location of a model's config and whole weights; for an adapter, those of its base."""
-    base = adapter_base(model_name, local_files_only=local_files_only)
-    if base is None:
-        return place_of(model_name)
-    return whole_checkpoint(base, local_files_only=local_files_only)
+    """Return the location of a model's config and whole weights; for an adapter, those of its base.
+
+    Raises:
+        ModelError: adapters are based on each other, or the base of one cannot be determined.
+    """
+    *_, base = _chain(model_name, local_files_only=local_files_only)
+    return base
+
+
+def _chain(model_name: str, *, local_files_only: bool = False) -> Iterator[str]:
+    """Yield the locations of an adapter, the adapters under it and their base, in this order; of a model, its own.
+
+    Raises:
+        ModelError: adapters are based on each other, or the base of one cannot be determined.
+    """
+    passed: list[str] = []
+    base: str | None = model_name
+    while base is not None:
+        location = place_of(base)
+        if location in passed:
+            raise ModelError(
+                f"the adapter {location!r} is its own base model ({' -> '.join([*passed, location])}): set "
+                f"base_model_name_or_path in its adapter_config.json to the model that it was trained on"
+            )
+        passed.append(location)
+        yield location
+        base = adapter_base(location, local_files_only=local_files_only)
 
 
 def load_model_config(
@@ -243,13 +258,11 @@ def load_model_config(
     """Return the config of a language model or of an adapter's base; `local_files_only` does not query the hub.
 
     Raises:
-        ModelError: no config can be loaded under that name.
+        ModelError: no config can be loaded under that name, or adapters are based on each other.
     """
+    name = whole_checkpoint(model_name, local_files_only=local_files_only)
     try:
-        name = whole_checkpoint(model_name, local_files_only=local_files_only)
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=local_files_only)
-    except ModelError:
-        raise
     except Exception as error:
         raise ModelError(cannot_load("config of the model", model_name, error)) from error
 
@@ -301,11 +314,11 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 
 def _tokenizer_location(model_name: str, *, local_files_only: bool) -> str:
     """Return the location of a model's tokenizer; for an adapter saved without one, that of its base."""
-    model_name = place_of(model_name)
-    if (Path(model_name) / "tokenizer_config.json").is_file():
-        return model_name
-    base = adapter_base(model_name, local_files_only=local_files_only)
-    return model_name if base is None else _tokenizer_location(base, local_files_only=local_files_only)
+    # Bases are read only as far as needed: an adapter with a tokenizer has one even if its base is gone.
+    for location in _chain(model_name, local_files_only=local_files_only):
+        if (Path(location) / "tokenizer_config.json").is_file():
+            break
+    return location
 
 
 class Networks(NamedTuple):

@@ -28,6 +28,7 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.stop_strings import StopStrings
 from rl4lms_like.core.token_masks import contains, pack, top_k_mask, top_p_mask, with_tokens
 from rl4lms_like.policies.arguments import MaskablePolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
@@ -200,7 +201,13 @@ class MaskedTextGenerator(TextGenerator):
         self.rule = rule
 
     def _episodes(
-        self, ids: Tensor, mask: Tensor, arguments: Mapping[str, Any], processors: Sequence[LogitsProcessor] = ()
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        arguments: Mapping[str, Any],
+        processors: Sequence[LogitsProcessor] = (),
+        *,
+        stops: StopStrings | None,
     ) -> EpisodeBatch:
         # A new decoder for each generation: it holds the cache of these prompts.
         n_beams = arguments.get("num_beams") or 1
@@ -211,7 +218,7 @@ class MaskedTextGenerator(TextGenerator):
 
         # First of the processors: the temperature, `top_k` ... apply to the allowed tokens.
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
-        episodes = super()._episodes(ids, mask, arguments, [processor, *processors])
+        episodes = super()._episodes(ids, mask, arguments, [processor, *processors], stops=stops)
         if not processor.record:
             return episodes
         return replace(episodes, allowed=processor.recorded(episodes))

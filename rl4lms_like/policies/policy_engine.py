@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.core.sampled_log_probs import impossible_log_probs
+from rl4lms_like.core.sampled_log_probs import impossible_ids, impossible_log_probs
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.system.errors import EngineError
 from rl4lms_like.system.ranks import Ranks
@@ -106,11 +106,11 @@ class PolicyEngine:
 
     def check_ids(self, episodes: EpisodeBatch, vocab_size: int) -> None:
         """Raise an `EngineError` if an engine's responses have tokens that the policy does not have."""
-        # On a GPU an id out of the vocabulary would end the process, without a message.
-        ids = episodes.response_ids[episodes.response_mask]
-        if self.external is not None and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
-            detail = f"ids of tokens from {int(ids.min())} to {int(ids.max())}"
-            raise EngineError(f"{self.external.name} returned {detail}; the policy has {vocab_size} tokens")
+        if self.external is None:
+            return
+        problem = impossible_ids(episodes.response_ids[episodes.response_mask], vocab_size)
+        if problem is not None:
+            raise EngineError(f"{self.external.name} returned {problem}")
 
     def generate_in_background(
         self, calls: Sequence[tuple[Tensor, Tensor, Mapping[str, Any]]]

@@ -19,6 +19,7 @@ what they changed is kept with the model (`EarlierAdapters`) until it is saved.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -194,8 +195,8 @@ def stacked(model: nn.Module, adapter: str) -> tuple[dict[str, Tensor], dict[str
     # PEFT scales by alpha / r. Values that most layers have are those of the adapter, all others have patterns.
     ranks = {name: change.rank for name, change in changes.items()}
     alphas = {name: _whole_if_possible(change.scale * change.rank) for name, change in changes.items()}
-    rank = _most_common(ranks)
-    alpha = _most_common(alphas)
+    rank = Counter(ranks.values()).most_common(1)[0][0]
+    alpha = Counter(alphas.values()).most_common(1)[0][0]
     fields = {
         "base_model_name_or_path": earlier.base,
         "r": rank,
@@ -292,9 +293,3 @@ def _copied(weight: Tensor) -> Tensor:
 def _whole_if_possible(number: float) -> float | int:
     """Return a whole number as `int`, which is the type that PEFT documents for `lora_alpha`."""
     return int(number) if float(number).is_integer() else number
-
-
-def _most_common(values: Mapping[str, Any]) -> Any:
-    """Return the most common value; of equally common ones, the first."""
-    listed = list(values.values())
-    return max(dict.fromkeys(listed), key=listed.count)

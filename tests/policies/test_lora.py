@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.loading import load_model, load_tokenizer, whole_checkpoint
+from rl4lms_like.policies.loading import load_model, load_model_config, load_tokenizer, whole_checkpoint
 from rl4lms_like.policies.lora import has_lora
 from rl4lms_like.policies.parity import check_parity
 from rl4lms_like.rollouts.kl import FixedKLController
@@ -25,6 +25,12 @@ peft_package = pytest.importorskip("peft")
 LORA = {"r": 4, "lora_alpha": 16}
 FAMILIES = {"gpt2": "causal", "llama": "causal", "t5": "seq2seq", "bart": "seq2seq"}
 AUTO = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
+LOADERS = {
+    "model": lambda name: load_model(AutoModelForCausalLM, name),
+    "tokenizer": load_tokenizer,
+    "config": load_model_config,
+    "weights": whole_checkpoint,
+}
 STEPS = {
     "sao": {"n_steps": 20, "critic_only_iterations": 0},
     "ppo": {"n_steps": 20, "batch_size": 80, "n_epochs": 2, "learning_rate": 3e-3},
@@ -288,13 +294,45 @@ def test_a_missing_base_is_named(checkpoints, tmp_path):
         load_model(AutoModelForCausalLM, str(saved))
 
 
-@pytest.mark.parametrize("base", [None, ""])
+@pytest.mark.parametrize("base", [None, "", 5, ["gpt2"]])
 def test_an_adapter_without_the_name_of_a_base_says_so(base, checkpoints, tmp_path):
     saved = make_policy("causal", checkpoints["gpt2"], peft=LORA).save_model(tmp_path / "adapter")
     file = saved / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": base}))
-    with pytest.raises(ModelError, match=str(saved)):
-        load_model(AutoModelForCausalLM, str(saved))
+    for load in LOADERS.values():
+        with pytest.raises(ModelError, match=f"{saved}.*base_model_name_or_path"):
+            load(str(saved))
+
+
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("bases", [("first",), ("first", "second"), ("first", "second", "third")], ids=len)
+def test_adapters_that_are_based_on_each_other_are_refused(bases, load, tmp_path):
+    for index, name in enumerate(bases):
+        config = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / bases[(index + 1) % len(bases)])}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps(config))
+
+    # A model that is no part of the cycle, but leads to it.
+    outer = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "first")}
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / "adapter_config.json").write_text(json.dumps(outer))
+    for name in ("first", "outer"):
+        with pytest.raises(ModelError, match=f"^the adapter '{tmp_path / 'first'}' is its own base model"):
+            LOADERS[load](str(tmp_path / name))
+
+
+def test_an_adapter_with_a_tokenizer_has_it_also_without_its_base(checkpoints, tmp_path):
+    base = shutil.copytree(checkpoints["gpt2"], tmp_path / "base")
+    tokenizer = load_tokenizer(str(base))
+    saved = make_policy("causal", base, peft=LORA).save_model(tmp_path / "adapter", tokenizer)
+    shutil.rmtree(base)
+    assert load_tokenizer(str(saved)).get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("load", ["model", "tokenizer", "config"])
+def test_a_name_that_no_file_can_have_is_a_model_error(load):
+    with pytest.raises(ModelError, match="cannot load"):
+        LOADERS[load]("models/tiny\0gpt2")
 
 
 def test_a_folder_below_home_is_a_model_like_any_other(checkpoints, tmp_path, monkeypatch):
