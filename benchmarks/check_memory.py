@@ -31,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.ppo_iteration import RESULTS, machine
 from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
-from rl4lms_like.on_policy.assemble import Run, assemble
+from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.testing.models import make_word_tokenizer, save_model
@@ -62,9 +62,7 @@ def make_model(folder: Path, sizes: dict[str, int]) -> None:
     save_model(folder, LlamaForCausalLM(config), tokenizer)
 
 
-def config_of(
-    model: Path, sizes: dict[str, int], *, groups: bool, lora: bool, bfloat16: bool, micro: bool = True
-) -> dict[str, Any]:
+def config_of(model: Path, sizes: dict[str, int], *, groups: bool, lora: bool, bfloat16: bool) -> dict[str, Any]:
     """Return the config of a shape."""
     length = sizes["response"]
     args: dict[str, Any] = {
@@ -72,7 +70,7 @@ def config_of(
         "batch_size": sizes["n_envs"] * length,
         "n_epochs": 1,
         "learning_rate": 1e-5,
-        "micro_batch_size": sizes["micro_batch_size"] if micro else None,
+        "micro_batch_size": sizes["micro_batch_size"],
     }
     if groups:
         args["group_size"] = 4
@@ -119,26 +117,21 @@ def estimate(config: dict[str, Any]) -> dict[str, Any]:
     return {
         "lower": memory.lower / MIB,
         "upper": memory.upper / MIB,
-        "tensors": [(plan.peak - plan.parts["process"]) / MIB for plan in (memory, memory.shortest) if plan],
         "parts": {name: size / MIB for name, size in memory.parts.items()},
     }
 
 
 class HighWaterMark(Callback):
-    """Records the peak of the process after each iteration; from one iteration on, a first token ends a response."""
+    """Records the peak of the process after each iteration; with `shortest`, a first token ends every response."""
 
-    def __init__(self, run: Run, *, shortest_after: int) -> None:
-        self.end_tokens = run.algorithm.collector.eos_token_ids  # the list that the collector reads
-        self.shortest_after = shortest_after
+    def __init__(self, run: AssembledRun, *, shortest: bool) -> None:
         self.peaks: list[float] = []
-        if shortest_after == 0:
-            self.end_tokens[:] = range(VOCABULARY)
+        if shortest:
+            run.algorithm.collector.eos_token_ids[:] = range(VOCABULARY)  # the list that the collector reads
 
     def on_iteration_end(self, iteration: int) -> None:
         status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         self.peaks.append(int(status["VmHWM"].split()[0]) / 1024)
-        if iteration == self.shortest_after:
-            self.end_tokens[:] = range(VOCABULARY)
 
 
 def train(config: dict[str, Any], replies: str, folder: str) -> dict[str, Any]:
@@ -146,8 +139,7 @@ def train(config: dict[str, Any], replies: str, folder: str) -> dict[str, Any]:
     parsed = parse_config(config)
     made = assemble(parsed)
     trainer = OnPolicyTrainer(made, SilentTracker(Path(folder), parsed.to_dict()))
-    n_iters = parsed.train_evaluation.n_iters
-    mark = HighWaterMark(made, shortest_after=0 if replies == "shortest" else n_iters)
+    mark = HighWaterMark(made, shortest=replies == "shortest")
     trainer.callbacks["high_water_mark"] = mark
     trainer.train_and_eval()
     return {"peaks": mark.peaks, "peak": mark.peaks[-1], "episodes": made.algorithm.rollout_buffer.episodes.n_episodes}

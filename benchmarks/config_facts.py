@@ -161,7 +161,7 @@ def faults_of_run(asked: Mapping[str, Any], folder: Path, run: Any) -> list[str]
     Args:
         asked: for, see `asked_for`.
         folder: of the run.
-        run: the `Run` or `SupervisedRun` that was assembled.
+        run: the `AssembledRun` or `SupervisedRun` that was assembled.
     """
     facts = supervised_facts if is_supervised(asked) else rl_facts
     return [f"{name}: expected {e}, found {f}" for name, e, f in facts(asked, folder, run) if not _equal(e, f)]

@@ -75,6 +75,7 @@ class MemoryEstimate:
     device: str  # `cpu` or `cuda`
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
+    gaps: int = 0  # freed memory that the allocator cannot use again
     shortest: MemoryEstimate | None = None  # the same for the shortest responses
 
     @property
@@ -109,18 +110,18 @@ class MemoryEstimate:
     @property
     def lower(self) -> int:
         """Smallest peak of a run with responses of full length, bytes."""
-        return self._used(self.peak, SLACK[0])
+        return self._used(SLACK[0])
 
     @property
     def upper(self) -> int:
         """Largest peak of the run, whether its responses are of full length or the shortest ones, bytes."""
-        peak = self.peak if self.shortest is None else max(self.peak, self.shortest.peak)
-        return self._used(peak, SLACK[1])
+        largest = self._used(SLACK[1]) + self.gaps
+        return largest if self.shortest is None else max(largest, self.shortest.upper)
 
-    def _used(self, peak: int, slack: float) -> int:
+    def _used(self, slack: float) -> int:
         # The process itself is measured: only the memory of tensors is fragmented.
         process = self.parts.get("process", 0)
-        return process + int(slack * (peak - process))
+        return process + int(slack * (self.peak - process))
 
     @property
     def verdict(self) -> str:
@@ -208,7 +209,11 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             sizes |= _of_fisher_products(policy, plan)
             sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
             other_gradients = 7 * FLOAT * policy.trained
-        return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered)
+
+        # A layer with an adapter frees tensors as large as the one that it keeps, and glibc does not use a freed
+        # aligned block again for an aligned tensor of the same size.
+        gaps = sizes["activations"] if device == "cpu" and arguments.peft is not None else 0
+        return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered, gaps=gaps)
 
     return replace(of_responses(shortest=False), shortest=of_responses(shortest=True))
 
@@ -303,6 +308,7 @@ class NetworkShapes:
         self.arguments = arguments
         self.causal = causal
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._saved_bytes: dict[BatchPlan, int] = {}
         try:
             self._model = self._built()
         except (ValueError, ImportError, ModelError) as error:
@@ -354,7 +360,10 @@ class NetworkShapes:
     def activations(self, plan: BatchPlan) -> int:
         """Return the bytes kept between the forward and the backward pass of one micro-batch."""
         n = plan.micro_batch_episodes
-        size = self._saved(plan)
+        # Actor and critic often have the same shapes, and all responses may have one length: one pass for each plan.
+        if plan not in self._saved_bytes:
+            self._saved_bytes[plan] = self._saved(plan)
+        size = self._saved_bytes[plan]
 
         # Then only the input of each layer is kept, and the rest of one layer at a time.
         if self.arguments.gradient_checkpointing:
@@ -477,8 +486,12 @@ def main_memory() -> int:
 
 
 def _process() -> int:
-    # In KiB, except on macOS.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Return the bytes of main memory that this process uses now."""
+    # Not its peak: a process that was started by a large one begins with the peak of that one (`ru_maxrss`).
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, except on macOS
     return peak if sys.platform == "darwin" else peak * 1024
 
 

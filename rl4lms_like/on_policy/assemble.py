@@ -1,6 +1,6 @@
 """Build the objects of a run from its config. Components receive their arguments here and never read the config.
 
-RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ policy inside algorithm ─> Run
+RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ policy inside algorithm ─> AssembledRun
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Run:
+class AssembledRun:
     """Objects that a trainer needs.
 
     Args:
@@ -108,7 +108,7 @@ class Run:
             return Path(self.policy.save_model(folder, self.tokenizer))
 
 
-def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
+def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     """Build the objects of a run, in each of the processes that train together; default: this one alone.
 
     Raises:
@@ -160,7 +160,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> Run:
     if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     set_n_threads(config, algorithm.policy)
-    return Run(
+    return AssembledRun(
         config=config,
         tokenizer=tokenizer,
         samples=samples,

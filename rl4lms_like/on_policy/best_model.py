@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.config.cross_checks import PLACE, unknown_metric
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -35,7 +35,7 @@ class BestModel(Callback):
         ConfigError: the split `val` has no samples.
     """
 
-    def __init__(self, run: Run, tracker: Tracker) -> None:
+    def __init__(self, run: AssembledRun, tracker: Tracker) -> None:
         self.run = run
         self.tracker = tracker
         self.keep_best = run.config.train_evaluation.keep_best

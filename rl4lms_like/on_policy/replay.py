@@ -22,7 +22,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.binding import with_defaults
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
 from rl4lms_like.core.sampled_log_probs import impossible_ids
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.rollout_files import StoredRollout, read_rollout
 from rl4lms_like.rollouts.rollout import Rollout
 from rl4lms_like.system.disk import with_home
@@ -183,7 +183,7 @@ def _pretrains(config: Mapping[str, Any]) -> bool:
     return with_defaults(config)["alg"]["args"].get("critic_pretrain") is not None
 
 
-def origin_of(run: Run) -> dict[str, str]:
+def origin_of(run: AssembledRun) -> dict[str, str]:
     """Return digests of the starting weights and of the tokenizer, of a run that was just assembled."""
     tokenizer = run.tokenizer
     tokens = json.dumps([sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids)])
@@ -209,7 +209,7 @@ class Replay:
     """
 
     def __init__(
-        self, run: Run, config: Mapping[str, Any], position: Callable[[bool], int], origin: Mapping[str, str]
+        self, run: AssembledRun, config: Mapping[str, Any], position: Callable[[bool], int], origin: Mapping[str, str]
     ) -> None:
         self.run = run
         self.position = position

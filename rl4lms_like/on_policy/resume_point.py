@@ -36,7 +36,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.ahead import AheadBatches
 from rl4lms_like.system.component_state import load_state, not_json, state_of
@@ -83,7 +83,7 @@ class CheckpointPart(Protocol):
 class AlgorithmPart:
     """State of an algorithm, without the weights of its policy."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AssembledRun) -> None:
         self.algorithm = run.algorithm
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class AlgorithmPart:
 class EnvironmentPart:
     """State of the environments and of their reward; restored after the algorithm's, which tells if it has sampled."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: AssembledRun) -> None:
         self.algorithm = run.algorithm
         self.env: Any = run.env
 
@@ -197,7 +197,7 @@ class ResumePoint:
 
     def __init__(
         self,
-        run: Run,
+        run: AssembledRun,
         tracker: Tracker,
         interruption: Interruption,
         *,

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.sampled_log_probs import impossible_log_probs
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.token_credit import listed
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rollouts.rollout import Rollout, RolloutBatch
@@ -75,7 +75,9 @@ class Recorder:
         RL4LMsLikeError: `rollouts` is a link.
     """
 
-    def __init__(self, run: Run, folder: Path, position: Callable[[bool], int], origin: dict[str, str]) -> None:
+    def __init__(
+        self, run: AssembledRun, folder: Path, position: Callable[[bool], int], origin: dict[str, str]
+    ) -> None:
         self.run = run
         self.folder = folder
         self.position = position

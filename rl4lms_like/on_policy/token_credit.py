@@ -23,7 +23,7 @@ from rl4lms_like.core.continuation import UNDECODABLE
 from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, pack_passes, real_ids
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.system.wording import agreement
@@ -37,7 +37,7 @@ DENSE = 16
 class TokenCredit(Callback):
     """Record `train_evaluation.n_credit_episodes` episodes of selected iterations."""
 
-    def __init__(self, run: Run, tracker: Tracker) -> None:
+    def __init__(self, run: AssembledRun, tracker: Tracker) -> None:
         self.run = run
         self.tracker = tracker
         self.n_episodes = run.config.train_evaluation.n_credit_episodes

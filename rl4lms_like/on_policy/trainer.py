@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.best_model import BestModel
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.callback import Doctor
@@ -55,7 +55,7 @@ class OnPolicyTrainer:
         ConfigError: the rollouts of `train_evaluation.replay` cannot be used with this config.
     """
 
-    def __init__(self, run: Run, tracker: Tracker, *, resume_from: Path | None = None) -> None:
+    def __init__(self, run: AssembledRun, tracker: Tracker, *, resume_from: Path | None = None) -> None:
         self.run = run
         self.tracker = tracker
         self.schedule = run.config.train_evaluation

@@ -21,7 +21,7 @@ from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
-from rl4lms_like.on_policy.assemble import Run, assemble
+from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.policies.sharding import whole
 from rl4lms_like.system.ranks import Ranks, process_ranks
@@ -254,7 +254,7 @@ def run_and_resume(cell: str, models: Path, output: Path, ranks: Ranks) -> None:
     run_cell(cell, models, resumed, ranks, resume_from=resumed / "cells" / cell / "checkpoints" / CHECKPOINTS[cell])
 
 
-def sample_by_episode(run: Run) -> None:
+def sample_by_episode(run: AssembledRun) -> None:
     """Draw each episode of a rollout with its own seed, so that the texts do not depend on the number of processes."""
     policy, ranks, collector = run.policy, run.ranks, run.algorithm.collector
     generate = policy.generate

@@ -18,14 +18,14 @@ import torch
 
 from rl4lms_like.config.run_config import parse_config
 from rl4lms_like.config.yaml_file import apply_values
-from rl4lms_like.on_policy.assemble import Run, assemble
+from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.system.schema import at
 from rl4lms_like.tracking.base import Tracker
 from tests.policies.second_device import SECOND, register
 
 
-def trained(config: dict, folder: Path, checkpoint: str | None = None) -> Run:
+def trained(config: dict, folder: Path, checkpoint: str | None = None) -> AssembledRun:
     run, given = assemble(parse_config(config)), copy.deepcopy(config)
     with Tracker(folder, given, "tests", "run", quiet=True, resume=checkpoint is not None) as tracker:
         state = None if checkpoint is None else folder / "tests" / "run" / "checkpoints" / checkpoint
@@ -33,7 +33,7 @@ def trained(config: dict, folder: Path, checkpoint: str | None = None) -> Run:
     return run
 
 
-def weights(run: Run) -> torch.Tensor:
+def weights(run: AssembledRun) -> torch.Tensor:
     return torch.cat([tensor.to("cpu").flatten() for tensor in run.policy.training_state().values()])
 
 

@@ -39,7 +39,7 @@ class Made:
     """A run and what may be asked of it.
 
     Args:
-        run: `Run` or `SupervisedRun`.
+        run: `AssembledRun` or `SupervisedRun`.
         folder: empty.
         loaded: keyword arguments that transformers was asked for models and tokenizers with, and compiled modules.
     """

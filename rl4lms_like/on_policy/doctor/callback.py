@@ -23,7 +23,7 @@ from rl4lms_like.config.cross_checks import HELD_OUT, unknown_metric
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
-from rl4lms_like.on_policy.assemble import Run
+from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.alerts import ALERTS, Context, direction_of, reward_hacking
 from rl4lms_like.on_policy.doctor.diagnostics import History, diagnostics_of, evaluation_examples, rollout_examples
@@ -42,7 +42,7 @@ SPLIT = "val"
 class Doctor(Callback):
     """Monitors a run and reports problems. It draws no random numbers and does not change the run."""
 
-    def __init__(self, run: Run, tracker: Tracker) -> None:
+    def __init__(self, run: AssembledRun, tracker: Tracker) -> None:
         self.run = run
         self.tracker = tracker
         self.limits = run.config.doctor
@@ -158,7 +158,7 @@ class Doctor(Callback):
         self._hacked = state["hacked"]
 
 
-def context_of(run: Run) -> Context:
+def context_of(run: AssembledRun) -> Context:
     """Return the properties of a run that its alerts need."""
     limits = run.config.doctor
     algorithm = run.algorithm
@@ -200,7 +200,7 @@ def _keys_of(arguments: Any, *names: str) -> str:
     return f"alg.args.{' or '.join(name for name in names if hasattr(arguments, name))}"
 
 
-def _held_out_modes(run: Run) -> dict[str, str]:
+def _held_out_modes(run: AssembledRun) -> dict[str, str]:
     """Return metric key -> `max` or `min`: those in the config, else all with a known direction except the reward's."""
     config = run.config
     if config.doctor.held_out:
