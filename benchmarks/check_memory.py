@@ -1,6 +1,7 @@
 """Peak memory of runs with long prompts, next to the two numbers that `check` prints before they start.
 
-    python -m benchmarks.check_memory             # 8 shapes, replies of full length and of one token; 10 minutes
+    python -m benchmarks.check_memory             # 8 shapes, replies of full length and of one token; 4 minutes
+    python -m benchmarks.check_memory --other     # the same for a model of another size, nothing written
     python -m benchmarks.check_memory --quick     # one small shape, nothing written
 
     full        every response has `max_new_tokens` tokens
@@ -40,6 +41,7 @@ from rl4lms_like.tracking.base import SilentTracker
 MIB = 2**20
 VOCABULARY = 8192
 SIZES = {"prompt": 96, "response": 4, "width": 384, "layers": 6, "n_envs": 8, "micro_batch_size": 800}
+OTHER = {"prompt": 128, "response": 8, "width": 256, "layers": 4, "n_envs": 16, "micro_batch_size": 1600}
 QUICK = {"prompt": 32, "response": 4, "width": 32, "layers": 2, "n_envs": 8, "micro_batch_size": 288}
 
 
@@ -173,6 +175,7 @@ def main() -> None:
     """Measure all shapes, print a table and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one small shape, nothing written")
+    parser.add_argument("--other", action="store_true", help="a model of another size, nothing written")
     parser.add_argument("--process", nargs=2, metavar=("JOB", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.process:
@@ -182,7 +185,9 @@ def main() -> None:
         print(json.dumps(result))
         return
 
-    sizes = QUICK if arguments.quick else SIZES
+    sizes = SIZES
+    if arguments.quick or arguments.other:
+        sizes = QUICK if arguments.quick else OTHER
     shapes = list(itertools.product([False, True], repeat=3))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -199,7 +204,7 @@ def main() -> None:
         flags = ["yes" if row[name] else "" for name in ("groups", "lora", "bfloat16")]
         table.add_row(*flags, check, *peaks, f"{row['upper_by_shortest']:.2f}")
     Console(width=100).print(table)
-    if not arguments.quick:
+    if sizes is SIZES:
         results = {"date": date.today().isoformat(), "machine": machine(), "sizes": sizes, "rows": rows}
         (RESULTS / "check_memory.json").write_text(json.dumps(results, indent=1) + "\n")
 

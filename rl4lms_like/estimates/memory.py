@@ -62,8 +62,20 @@ from rl4lms_like.system.schema import at
 from rl4lms_like.system.wording import shown
 
 FLOAT = 4
-SLACK = (0.9, 1.25)
-"""Limits that `check` allows for the ratio of the memory that a run uses for its tensors to their estimated size."""
+UNUSED = 0.1
+"""Largest part of the estimated tensors that a run does not need at its peak."""
+
+FREED = 0.3
+"""Freed memory that an allocator cannot use for the next tensors, for each byte of tensors."""
+
+FREED_BLOCKS = 128 * 2**20
+"""The same for small runs, bytes: glibc keeps freed blocks of up to 32 MiB, here four of the largest."""
+
+FREED_BY_ADAPTERS = {"float32": 0.8, "bfloat16": 0.5}
+"""Freed memory in addition on a CPU, for each byte of activations of a model with adapters."""
+
+STARTED = 30 * 2**20
+"""Bytes of a process that exist after its first passes only: code of kernels, threads (measured with a tiny model)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class MemoryEstimate:
     device: str  # `cpu` or `cuda`
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
-    gaps: int = 0  # freed memory that the allocator cannot use again
+    freed_by_adapters: int = 0  # memory that the allocator cannot use again
     shortest: MemoryEstimate | None = None  # the same for the shortest responses
 
     @property
@@ -108,20 +120,21 @@ class MemoryEstimate:
         return max(self.update, self.rollout)
 
     @property
+    def tensors(self) -> int:
+        """Size of all tensors at the peak, bytes."""
+        return self.peak - self.parts.get("process", 0)
+
+    @property
     def lower(self) -> int:
         """Smallest peak of a run with responses of full length, bytes."""
-        return self._used(SLACK[0])
+        return self.peak - int(UNUSED * self.tensors)
 
     @property
     def upper(self) -> int:
         """Largest peak of the run, whether its responses are of full length or the shortest ones, bytes."""
-        largest = self._used(SLACK[1]) + self.gaps
+        freed = max(int(FREED * self.tensors), min(self.tensors, FREED_BLOCKS)) + self.freed_by_adapters
+        largest = self.peak + freed
         return largest if self.shortest is None else max(largest, self.shortest.upper)
-
-    def _used(self, slack: float) -> int:
-        # The process itself is measured: only the memory of tensors is fragmented.
-        process = self.parts.get("process", 0)
-        return process + int(slack * (self.peak - process))
 
     @property
     def verdict(self) -> str:
@@ -174,7 +187,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     if n_parts > 1:
         gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
     always = {
-        "process": _process() if device == "cpu" else 0,
+        "process": _process() + STARTED if device == "cpu" else 0,
         "policy weights": int(bytes_per_weight * policy.parameters),
         "critic weights": int(bytes_per_weight * critic.n_weights),
         f"{role} weights": int(bytes_per_weight * n_reference),
@@ -212,8 +225,12 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
 
         # A layer with an adapter frees tensors as large as the one that it keeps, and glibc does not use a freed
         # aligned block again for an aligned tensor of the same size.
-        gaps = sizes["activations"] if device == "cpu" and arguments.peft is not None else 0
-        return MemoryEstimate(sizes, other_gradients, device, available, gathered=gathered, gaps=gaps)
+        freed_by_adapters = 0
+        if device == "cpu" and arguments.peft is not None:
+            freed_by_adapters = int(FREED_BY_ADAPTERS[arguments.dtype] * sizes["activations"])
+        return MemoryEstimate(
+            sizes, other_gradients, device, available, gathered=gathered, freed_by_adapters=freed_by_adapters
+        )
 
     return replace(of_responses(shortest=False), shortest=of_responses(shortest=True))
 
