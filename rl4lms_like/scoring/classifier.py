@@ -20,12 +20,12 @@ from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from rl4lms_like.core.chat_template import RENDERING_S
+from rl4lms_like.core.chat_template import RENDERING_S, dated_template, set_template_date
 from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.score import Score, Texts
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.errors import ModelError
-from rl4lms_like.system.numbers import Count, Finite, NonNegative, Whole
+from rl4lms_like.system.numbers import Count, Day, Finite, NonNegative, Whole
 
 if TYPE_CHECKING:
     import torch
@@ -236,6 +236,8 @@ class RewardModelScore(ModelArguments, Score):
         trust_remote_code: run code shipped with the checkpoint.
         append_eos: append the end-of-text token to the input, as in the training of many reward models; null: use
             `append_eos` of the model's config.json, else false with a warning.
+        template_date: with `template: chat`: the day that the chat template writes as today, such as 2026-11-20. Needed
+            by templates that write it, because scores would change from day to day.
     """
 
     model_name: str
@@ -246,6 +248,7 @@ class RewardModelScore(ModelArguments, Score):
     clip: NonNegative | None = None
     trust_remote_code: bool = False
     append_eos: bool | None = None
+    template_date: Day | None = None
 
     def __post_init__(self) -> None:
         trust = self.trust_remote_code
@@ -301,14 +304,29 @@ class RewardModelScore(ModelArguments, Score):
         inputs = texts.to_read(with_prompts=self.template == "text")
         return self.classifier.logits(inputs, append_eos=append_eos)
 
-    def _chat(self, prompt: str, response: str) -> str:
+    @cached_property
+    def _chat_template(self) -> str:
+        """Return the tokenizer's chat template, with the date that it writes as today."""
         tokenizer = self.classifier.tokenizer
+        name = self.classifier.model_name
         if not getattr(tokenizer, "chat_template", None):
-            name = self.classifier.model_name
             raise ModelError(f"the tokenizer of {name!r} has no chat template; choose another template than 'chat'")
+
+        if self.template_date is not None:
+            set_template_date(tokenizer, self.template_date)
+        template = dated_template(tokenizer) or tokenizer.get_chat_template()
+        if self.template_date is None and "strftime_now" in template:
+            raise ModelError(
+                f"the chat template of {name!r} writes today's date, so its scores would change from day to day; "
+                "set template_date of the reward to a day, such as 2026-11-20"
+            )
+        return template
+
+    def _chat(self, prompt: str, response: str) -> str:
+        template = self._chat_template
         messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
         with deadline(RENDERING_S, "rendering by the chat template"):
-            return tokenizer.apply_chat_template(messages, tokenize=False)
+            return self.classifier.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
 
 
 @dataclass(eq=False)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from rl4lms_like.core.sample import Sample
 from tests.arguments.model_sights import batches, devices, names, precisions, scores_of_stand_in, trusted
@@ -29,6 +30,18 @@ def other(role: str) -> Callable[[Places], str]:
         return str(copy)
 
     return folder
+
+
+def dated_regressor(places: Places) -> str:
+    """A regressor whose chat template writes today's date."""
+    first = Path(places.model("regressor"))
+    copy = first.with_name("dated_regressor")
+    if not copy.is_dir():
+        shutil.copytree(first, copy)
+        tokenizer = AutoTokenizer.from_pretrained(copy)
+        tokenizer.chat_template = "{{ strftime_now('%d') }}{% for m in messages %} {{ m['content'] }}{% endfor %}"
+        tokenizer.save_pretrained(copy)
+    return str(copy)
 
 
 def other_weights(role: str) -> Callable[[Places], str]:
@@ -98,6 +111,9 @@ REWARD_MODEL = {
     "scale": Acts(0.5),
     "clip": Acts(0.001),
     "append_eos": Acts(True, others={"model_name": lambda places: places.model("causal_regressor")}),
+    "template_date": Acts(
+        "2026-11-20", others={"model_name": dated_regressor, "template": "chat", "template_date": "2026-11-03"}
+    ),
     "trust_remote_code": TRUST_REMOTE_CODE,
     **OF_WEIGHTS,
 }

@@ -91,6 +91,20 @@ def test_a_chat_is_put_as_the_tokenizer_of_the_model_says(tmp_path):
         assert value == pytest.approx(float(expected), abs=1e-5)
 
 
+def test_a_chat_template_that_writes_today_needs_a_day(tmp_path):
+    LOCAL_MODELS["regressor"](tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = "{{ strftime_now('%d') }} " + CHAT
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="set template_date of the reward"):
+        scorer(str(tmp_path), template="chat").per_text(TEXTS)
+
+    scored = scorer(str(tmp_path), template="chat", template_date="2026-11-20").per_text(TEXTS)
+    tokenizer.chat_template = "20 " + CHAT
+    tokenizer.save_pretrained(tmp_path)
+    assert scored == scorer(str(tmp_path), template="chat").per_text(TEXTS)
+
+
 # --- the end-of-text token -------------------------------------------------------------------------------------------
 
 WORDS = ["film", *"abcdefghij"]
