@@ -12,11 +12,13 @@ from torch.nn.functional import one_hot
 from rl4lms_like.core.episodes import (
     EpisodeBatch,
     PassLimits,
+    own_batches,
     pack_episodes,
     pack_passes,
     response_mask_until_end,
 )
 from rl4lms_like.core.token_masks import contains, pack
+from rl4lms_like.system.ranks import Ranks
 from tests.builders import episodes_of_lengths
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=9)
@@ -201,3 +203,32 @@ def test_a_shared_prompt_counts_once_and_a_separate_one_for_each_response():
 def test_padding_counts_as_it_passes_through_the_model():
     batch = episodes_of_lengths([10, 1, 1, 1], prompt_lengths=[1, 1, 1, 10])
     assert pack_passes(batch, PassLimits(tokens=22)) == [[0, 1], [2, 3]]
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    n_together=st.sampled_from([1, 2, 3]),
+    limit=st.sampled_from([None, 1, 20]),
+    size=st.integers(1, 5),
+    in_step=st.booleans(),
+)
+def test_processes_share_out_all_episodes_and_make_equally_many_passes_in_step(
+    lengths, n_together, limit, size, in_step
+):
+    batch = episodes_of_lengths([length for length in lengths for _ in range(n_together)])
+    processes = [Ranks() for _ in range(size)]
+    for rank, ranks in enumerate(processes):
+        ranks.rank = rank
+        ranks.size = size
+
+    of_all = [own_batches(batch, PassLimits(tokens=limit), ranks, n_together, in_step=in_step) for ranks in processes]
+    assert [episode for passes in of_all for group in passes for episode in group] == list(range(batch.n_episodes))
+    for group in itertools.chain.from_iterable(of_all):
+        assert [
+            unit * n_together + k for unit in sorted({e // n_together for e in group}) for k in range(n_together)
+        ] == group
+    if in_step:
+        assert len({len(passes) for passes in of_all}) == 1
+    else:
+        assert all(group for passes in of_all for group in passes)
