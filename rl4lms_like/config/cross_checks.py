@@ -258,11 +258,13 @@ def _critic(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     given, algorithm, kl = at(blocks, POLICY), targets(blocks).get("alg"), at(blocks, "alg.kl_div")
     found = []
     if isinstance(given, Mapping) and algorithm is not None:
-        id, own = blocks["alg"]["id"], blocks["alg"].get("args") or {}
+        # Blocks of another type are errors of their own.
+        id, args = blocks["alg"]["id"], blocks["alg"].get("args")
+        own = args if isinstance(args, Mapping) else {}
         for path, issues in (
             (POLICY, critic_issues(algorithm, given, id) + teacher_issues(algorithm, given, id)),
             ("alg.args", value_issues(algorithm, own, id) + combination_issues(algorithm, own, given)),
-            ("alg.kl_div", kl_issues(algorithm, own, kl, id) if kl else []),
+            ("alg.kl_div", kl_issues(algorithm, own, kl, id) if isinstance(kl, Mapping) and kl else []),
         ):
             found += [issue.below(path) for issue in issues]
     yield from found
