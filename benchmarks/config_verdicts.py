@@ -116,7 +116,9 @@ def described(before: Verdict, after: Verdict) -> str:
         lines.append(f"    {label}: {one.get('exception') or kind_of(one)}")
         lines += [f"        {path}: {message}" for path, message in known]
     if kind_of(before) == kind_of(after) == "accepted":
-        lines.append(f"        {[key for key in before['config'] if before['config'][key] != after['config'].get(key)]}")
+        lines.append(
+            f"        {[key for key in before['config'] if before['config'][key] != after['config'].get(key)]}"
+        )
         lines.append(f"        {before['notices']} -> {after['notices']}")
     return "\n".join(lines)
 
