@@ -2,6 +2,7 @@
 
 KINDS               algorithm x family of the model, adapters, supervised runs     base_config(kind): a tiny run
 PREFERENCE_KINDS    objective x family, and pipeline files
+RULE_KINDS          critic-free algorithms, VAPO and SAO, engines: only loaded, since no server answers
 OPTIONS             what a key may well be given, and what people confuse it with
 VALUES              what no key expects
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+from collections.abc import Sequence
 from typing import Any
 
 PROMPTS = "prompts"
@@ -64,12 +66,22 @@ PREFERENCE_KINDS = [
     *[PIPELINE] * 5,
 ]
 """Objective and family of the model, and the second format of preference runs; they take turns."""
+_CRITIC_FREE = ("grpo", "dapo", "gspo", "cispo", "cpgd", "rloo", "reinforce_pp", "opo", "maxrl", "online_dpo", "opd")
+RULE_KINDS = [
+    *(f"{algorithm}/causal" for algorithm in (*_CRITIC_FREE, "vapo", "sao")),
+    "grpo/seq2seq",
+    "grpo/causal/peft",
+    *(f"{algorithm}/causal/engine" for algorithm in ("ppo", "a2c", "grpo", "online_dpo")),
+]
+"""Algorithm, family of the model, and what else is set; they take turns."""
 
 
 def base_config(kind: str) -> dict[str, Any]:
     """The valid config that cases of a kind start as."""
     algorithm, family, *extra = kind.split("/")
     model = f"models/{family}"
+    if kind in RULE_KINDS:
+        return _for_rules(algorithm, family, extra)
     if kind == PIPELINE:
         return _pipeline(model)
     if algorithm in _OBJECTIVES:
@@ -101,6 +113,26 @@ def base_config(kind: str) -> dict[str, Any]:
     }
     blocks["train_evaluation"] |= {"n_iters": 2, "eval_every": 1, "save_every": 2}
     return copy.deepcopy(blocks)
+
+
+def _for_rules(algorithm: str, family: str, extra: Sequence[str]) -> dict[str, Any]:
+    """A config of an algorithm without a critic, or of an engine: that of PPO with other blocks `alg` and `env`."""
+    blocks = base_config(f"ppo/{family}")
+    is_paired = algorithm in ("vapo", "sao", "reinforce_pp")
+    args: dict[str, Any] = {"n_steps": 6, "batch_size": 12, "learning_rate": 1e-3}
+    if algorithm == "a2c":
+        del args["batch_size"]
+    if algorithm in _CRITIC_FREE and not is_paired:
+        args["group_size"] = 2
+    policy = blocks["alg"]["policy"]["args"]
+    if algorithm == "opd":
+        policy["teacher_model"] = "models/teacher"
+    if "peft" in extra:
+        policy["peft"] = {"r": 2, "lora_alpha": 4}
+    if "engine" in extra:
+        policy["engine"] = {"id": "vllm", "args": {"url": "http://127.0.0.1:8000", "weights_dir": "weights"}}
+    blocks["alg"] |= {"id": algorithm, "args": args, "kl_div": {"coeff": 0.1}}
+    return blocks
 
 
 def _preferences(objective: str, family: str, model: str, *, has_adapters: bool) -> dict[str, Any]:
@@ -262,6 +294,74 @@ OPTIONS: dict[str, list[Any]] = {
     "datapool.args.max_size": [1, 3],
 }
 """What a key that may be there may well be given, and what people confuse it with."""
+
+_OF_CRITICS = ("vf_coef", "gae_lambda", "clip_range_vf", "use_rms_prop", "sub_sampling_factor", "mask", "critic")
+_ENGINE = {"id": "vllm", "args": {"url": "http://127.0.0.1:8000", "weights_dir": "weights"}}
+RULE_OPTIONS: dict[str, list[Any]] = {
+    **{path: values for path, values in OPTIONS.items() if not path.rpartition(".")[2].startswith(_OF_CRITICS)},
+    "alg.id": [*_CRITIC_FREE, "ppo", "trpo", "nlpo", "a2c", "supervised"],
+    "alg.args": ["text", 3, [], None, {}],
+    "alg.args.group_size": [1, 2, 3, 4],
+    "alg.args.task_reward": [False, True],
+    "alg.args.baseline": ["mean", "leave_one_out", "length_weighted", "none", "median"],
+    "alg.args.scale": ["group", "batch", "mean", "whiten", "none"],
+    "alg.args.ratio_level": ["token", "sequence"],
+    "alg.args.surrogate": ["clip", "geometric", "cispo", "cpgd"],
+    "alg.args.clip_range": [0.2, 1.5, -1],
+    "alg.args.clip_range_high": [0.3, None],
+    "alg.args.dual_clip": [3, 1, None],
+    "alg.args.drift_coef": [0.1, 0],
+    "alg.args.dynamic_sampling": [10, None, 0],
+    "alg.args.overlong_buffer": [0.2, None, 2],
+    "alg.args.first_token_temperature": [10, None],
+    "alg.args.reference_update_iterations": [1, None],
+    "alg.args.reference_mixing": [0.5, 1.0],
+    "alg.args.importance_correction": ["none", "tis", "icepop", "sequence_mask"],
+    "alg.args.correction_range": [[0.5, 2], [2, 3], None, [1]],
+    "alg.args.gamma": [0.9, 1],
+    "alg.args.gae_lambda": [0.9, 1],
+    "alg.args.gae_length_alpha": [0.05],
+    "alg.args.critic_learning_rate": [1e-3],
+    "alg.args.critic_pretrain": [{}, {"max_rollouts": 0}, None],
+    "alg.args.critic_only_iterations": [0, 2],
+    "alg.args.ratio_band": [[0.2, 4], [2, 3], None, "wide"],
+    "alg.args.nll_threshold": [0.5, 1.0],
+    "alg.args.nll_coef": [0, 0.1],
+    "alg.args.loss": ["ipo", "hinge", "sigmoid"],
+    "alg.args.label_smoothing": [0.1, 0.6],
+    "alg.args.vf_coef": [0, 0.5],
+    "alg.kl_div": [3, None, {"coeff": 0}, {"coeff": 0.1, "placement": "advantage"}],
+    "alg.kl_div.placement": ["reward", "advantage", "loss", "lose"],
+    "alg.kl_div.estimator": ["k1", "k2", "k3", "full", "top_k"],
+    "alg.kl_div.top_k": [8, 0],
+    "alg.policy.args": ["text", None, {"model_name": "models/causal"}],
+    "alg.policy.args.critic": ["separate", "shared", "none"],
+    "alg.policy.args.critic_model": ["models/causal"],
+    "alg.policy.args.critic_device": ["cpu"],
+    "alg.policy.args.critic_frozen": [["attn"], ["("], []],
+    "alg.policy.args.reference_device": ["cpu"],
+    "alg.policy.args.teacher_model": ["models/teacher", "models/causal", "./nowhere"],
+    "alg.policy.args.engine": [{"id": "transformers"}, _ENGINE, {"id": "vllm"}, "vllm", {"id": "other"}, {}],
+    "alg.policy.args.engine.ahead": [1, 0, 2, True],
+    "alg.policy.args.engine.args.url": ["http://127.0.0.1:8000", "here", 8000],
+    "alg.policy.args.engine.args.weights_dir": ["weights", "models/causal"],
+    "alg.policy.args.engine.args.sleep": [True, False],
+    "alg.policy.args.engine.args.timeout": [0, 10],
+    "alg.policy.args.generation_kwargs.typical_p": [0.9, 1],
+    "alg.policy.args.generation_kwargs.stop_strings": [["."], "."],
+    "train_evaluation.generation_kwargs": [{"max_new_tokens": 3, "num_beams": 2}, {"max_new_tokens": 3}, None],
+    "train_evaluation.replay": ["folder"],
+    "train_evaluation.keep_best": [{"metric": "length/words", "mode": "max"}, {"metric": "lenght", "mode": "max"}],
+    "train_evaluation.keep_last": [2],
+    "env.vec_env": ["text", "dummy", "subproc"],
+    "env.reward_workers": [0, 2],
+    "env.reward_timeout": [None, 5],
+    "datapool.sampler": [{"id": "difficulty"}, {"id": "nothing"}, "difficulty"],
+    "distributed": [{"strategy": "fsdp"}, {"strategy": "ddp"}, {"strategy": "zero"}],
+    "doctor": [{"held_out": [{"metric": "length/words", "mode": "max"}]}, {"held_out": [{"metric": "bleu"}]}, 3],
+    "tiny_model": [{}, {"steps": 0}],
+}
+"""The same for the kinds that are only loaded."""
 
 _SHARED = ("n_threads", "device", "seed", "tokenizer", "alg.model_type", "alg.early_stopping", "alg.peft")
 _OF_EVALUATION = ("eval_batch_size", "save_model", "max_eval_samples", "metrics")

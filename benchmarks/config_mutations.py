@@ -22,6 +22,8 @@ from benchmarks.config_cases import (
     OPTIONS,
     PIPELINE_OPTIONS,
     PREFERENCE_OPTIONS,
+    RULE_KINDS,
+    RULE_OPTIONS,
     SWAPPED_IDS,
     VALUES,
     base_config,
@@ -49,11 +51,21 @@ class Case:
     changes: tuple[str, ...]
 
 
+def single_changes(kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The config of a kind with one key changed, for each value of each of its options: the change, the config."""
+    for path, values in options_of(base_config(kind)).items():
+        for index, value in enumerate(values):
+            mapping = base_config(kind)
+            _set_path(mapping, path, value)
+            yield f"{kind} {path} {index}", mapping
+
+
 def case_of(seed: int, kinds: Sequence[str] = KINDS) -> Case:
     """The case of a seed, of one of these kinds."""
     rng = random.Random(f"config {seed}")
     kind = kinds[seed % len(kinds)]
-    mapping, changes = base_config(kind), []
+    changes: list[str] = []
+    mapping = base_config(kind)
     for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3))):
         change = rng.choices(list(_CHANGES), weights=list(_CHANGES.values()))[0]
         changes.append(change(mapping, rng))
@@ -104,6 +116,7 @@ def _set_path(mapping: dict[str, Any], path: str, value: Any) -> None:
     container[key] = copy.deepcopy(value)
 
 
+_RULE_IDS = {kind.partition("/")[0] for kind in RULE_KINDS} - {"ppo", "a2c"}
 _RL = ("env", "reward_fn", "alg.id", "alg.args", "alg.kl_div", "alg.policy", "train_evaluation.n_iters")
 _BOTH = ("n_threads", "device", "seed", "tokenizer", "datapool", "train_evaluation")
 
@@ -113,8 +126,11 @@ def options_of(mapping: dict[str, Any]) -> dict[str, list[Any]]:
     if not {"models", "post_training"}.isdisjoint(mapping):
         return PIPELINE_OPTIONS
     alg = mapping.get("alg")
-    objective = alg.get("id") if isinstance(alg, dict) else None
-    return PREFERENCE_OPTIONS if isinstance(objective, str) and objective in OBJECTIVES else OPTIONS
+    id = alg.get("id") if isinstance(alg, dict) else None
+    if isinstance(id, str) and id in OBJECTIVES:
+        return PREFERENCE_OPTIONS
+    has_engine = isinstance(alg, dict) and "'engine'" in repr(alg.get("policy"))
+    return RULE_OPTIONS if has_engine or (isinstance(id, str) and id in _RULE_IDS) else OPTIONS
 
 
 def _option_path(mapping: dict[str, Any], rng: random.Random) -> str:
@@ -122,7 +138,7 @@ def _option_path(mapping: dict[str, Any], rng: random.Random) -> str:
     options = options_of(mapping)
     if rng.random() < 0.05:
         return rng.choice(list(OPTIONS))
-    if options is PIPELINE_OPTIONS:
+    if options is PIPELINE_OPTIONS or options is RULE_OPTIONS:
         return rng.choice(list(options))
     if options is PREFERENCE_OPTIONS:
         names = {each.name for each in fields(OBJECTIVES.signature(mapping["alg"]["id"]))}

@@ -117,7 +117,7 @@ def commands_of(case: Case) -> dict[str, list[str]]:
 
 def faults_here(case: Case, run: Any) -> list[str]:
     """Everything in which the run in this folder is not what the case asks for."""
-    from rl4lms_like.config.run_config import parse_config
+    from rl4lms_like.config.load import parse_config
 
     asked, folder = asked_for(case.text, case.overrides), Path("rl4lm_exps/rl4lm_experiment")
     usual = parse_config(_SAYS_LITTLE_SUPERVISED if is_supervised(asked) else _SAYS_LITTLE, components=False).to_dict()

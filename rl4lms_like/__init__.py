@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.sao import SAO
     from rl4lms_like.algorithms.trpo import TRPO
     from rl4lms_like.algorithms.vapo import VAPO
-    from rl4lms_like.config.run_config import load_config
+    from rl4lms_like.config.load import load_config
     from rl4lms_like.core.observation import Observation
     from rl4lms_like.core.sample import Sample
     from rl4lms_like.data_pools import DATA_POOLS
@@ -79,7 +79,7 @@ _MODULES = {
     "Tracker": "tracking.base",
     "VAPO": "algorithms.vapo",
     "assemble": "on_policy.assemble",
-    "load_config": "config.run_config",
+    "load_config": "config.load",
     "make_kl_controller": "rollouts.kl",
     "train": "run",
     "use_code_from": "system.import_paths",

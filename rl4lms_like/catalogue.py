@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.algorithms.arguments import without_effect
+from rl4lms_like.algorithms.rules import OF_CRITICS
 from rl4lms_like.config.binding import FILLED_IN, REGISTRIES, takes_shaping
 from rl4lms_like.config.run_config import SupervisedAlgConfig
 from rl4lms_like.rewards import EXPLAINED_FINDINGS, REWARDS
@@ -118,7 +118,8 @@ def text_and_excluded(registry: Registry, id: str) -> tuple[str, Collection[str]
     """Return a component's docstring without sections, and its parameters that a config cannot set."""
     # The arguments are those of a dataclass, whose docstring does not describe the component.
     if registry.entry(id).arguments is not None:
-        return "", without_effect(registry.signature(id))
+        needs_critic = getattr(registry.signature(id), "needs_critic", True)
+        return "", () if needs_critic else (*OF_CRITICS, "gae_lambda", "gae_length_alpha")
     return without_sections(inspect.getdoc(registry.signature(id)) or ""), FILLED_IN.get(registry.kind, ())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,12 @@ from stable_baselines3.common.utils import get_device
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
-from rl4lms_like.config.run_config import (
-    AnyConfig,
-    PreferenceConfig,
-    RunConfig,
-    TokenizerConfig,
-    load_config,
-    parse_config,
-)
+from rl4lms_like.config.load import load_config, parse_config
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, TokenizerConfig
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.assemble_supervised import NO_LIMIT, max_prompt_length, token_limit
-from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
+from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
@@ -35,6 +29,7 @@ from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_
 from rl4lms_like.system.disk import refuse_links_to_folders, saving
 from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
+from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
@@ -423,10 +418,14 @@ def _policy_with(
     engine: Mapping[str, Any], policy_args: Mapping[str, Any], device: torch.device
 ) -> LMActorCriticPolicy | None:
     """Return a policy without critic and reference for an external engine; None if the model itself generates."""
-    arguments = PolicyArguments.known_in(policy_args)
+    # A maskable policy requires `top_mask`, others do not accept it.
+    block = MaskablePolicyArguments if "top_mask" in policy_args else PolicyArguments
+    names = {field.name for field in fields(block)}
+    known = {name: value for name, value in policy_args.items() if name in names}
+    arguments = checked_block(block, {**known, "engine": dict(engine)}, "the engine")
+
     model_config = load_model_config(arguments)
-    is_causal = auto_class_of(model_config) is AutoModelForCausalLM
-    issues = engine_issues({**policy_args, "engine": engine}, is_causal=is_causal)
+    issues = list(arguments.family_issues(is_causal=auto_class_of(model_config) is AutoModelForCausalLM))
     if issues:
         raise ConfigError(issues, "the engine")
     if engine["id"] == OWN_ENGINE:

@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.config import settings
 from rl4lms_like.config.binding import build_component, with_defaults
-from rl4lms_like.config.notices import learning_rate_notice
+from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import AnyConfig, OfflineConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.observation import TextLayout
@@ -286,7 +286,7 @@ def _memory(config: RunConfig) -> str:
 
     # Whether a learning rate is large depends on the size of the model, which is known here for the first time.
     section = _table(rows) + estimate.verdict + "\n"
-    notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
+    notice = learning_rate_notice(config, estimate.n_parameters)
     return f"{section}{notice}\n" if notice else section
 
 

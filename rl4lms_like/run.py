@@ -25,7 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
+from rl4lms_like.config.load import load_config
+from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.system.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder

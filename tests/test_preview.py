@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.on_policy import assemble as training_assemble

@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the summary of a config section by section, and the audit of its reward."""
-    from rl4lms_like.config.run_config import load_config
+    from rl4lms_like.config.load import load_config
 
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")

@@ -24,10 +24,12 @@ from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import contains_any
 from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
+from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.schema import checked_block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +65,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             with a `context_start_token`.
 
     Raises:
-        ConfigError: an argument without a usable default is missing.
+        ConfigError: an argument has a wrong value, or one without a usable default is missing.
         DataPoolError: there are no samples to draw.
     """
 
@@ -86,6 +88,16 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         stop_strings: Sequence[str] = (),
         is_encoder_decoder: bool = False,
     ) -> None:
+        arguments = {
+            "max_episode_length": max_episode_length,
+            "max_prompt_length": max_prompt_length,
+            "terminate_on_eos": terminate_on_eos,
+            "context_start_token": context_start_token,
+            "prompt_truncation_side": prompt_truncation_side,
+            "priority_scale": priority_scale,
+        }
+        checked_block(EnvArguments, arguments, "the arguments of the environment")
+
         self.layout = TextLayout(
             tokenizer,
             max_prompt_length=max_prompt_length or length_limit(tokenizer),

@@ -20,12 +20,14 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.workers import RewardWorkers
 from rl4lms_like.rewards.call import TokenRewards, score_episodes_in_parts, texts_to_score
 from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.system.schema import checked_block
 
 
 class TextVecEnv(DummyVecEnv):
@@ -63,6 +65,8 @@ class TextVecEnv(DummyVecEnv):
         ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
+        settings = {"n_envs": n_envs, "reward_workers": reward_workers, "reward_timeout": reward_timeout}
+        checked_block(EnvConfig, settings, "the arguments of the environment")
         # Without workers the time limit is a signal's, which not every system and thread has.
         if not reward_workers:
             check_time_limit(reward_timeout)

@@ -10,12 +10,13 @@ needs more of them, each with its prompt.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.notices import is_causal, response_limit
 from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.arguments import EnvArguments
 
 # Size of kept rollouts in bytes, besides the tensors.
@@ -155,9 +156,10 @@ def plan_batches(
     # A rollout: generation batches of `n_envs` whole episodes, until there are `n_steps` tokens for each environment.
     n_envs = config.env.n_envs
     tokens = int(args.get("n_steps") or 1) * n_envs
-    response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
+    response = min(env.max_episode_length, longest_response(kwargs, is_causal=config.is_causal))
     if shortest:
-        response = min(_shortest_response(blocks, env), response)
+        response = min(_shortest_response(kwargs, env, is_causal=config.is_causal), response)
     generations = math.ceil(tokens / (n_envs * response))
     episodes = generations * n_envs
 
@@ -189,16 +191,15 @@ def plan_batches(
     )
 
 
-def _shortest_response(blocks: dict[str, Any], env: EnvArguments) -> int:
+def _shortest_response(kwargs: Mapping[str, Any], env: EnvArguments, *, is_causal: bool) -> int:
     """Return the smallest number of tokens of a response, without the limits of its length."""
-    kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
     if not env.terminate_on_eos and not kwargs.get("stop_strings"):
         return env.max_episode_length
 
     # RL4LMs' `min_length` counts the decoder's start token.
     minimum = kwargs.get("min_new_tokens") or 0
     if kwargs.get("min_length"):
-        minimum = int(kwargs["min_length"]) - (0 if is_causal(blocks) else 1)
+        minimum = int(kwargs["min_length"]) - (0 if is_causal else 1)
     return max(int(minimum), 1)
 
 

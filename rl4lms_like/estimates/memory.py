@@ -44,8 +44,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.notices import is_causal
-from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
@@ -170,7 +170,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     bytes_per_weight = FLOAT / n_parts  # in each process
 
     # The networks. Those on devices of their own need none of this device's memory.
-    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
+    policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
     critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
     n_reference = _reference(policy) if has_reference else 0

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
-from rl4lms_like.config.cross_checks import SUPERVISED, unknown_metric
+from rl4lms_like.config.rules import SUPERVISED, unknown_metric
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun

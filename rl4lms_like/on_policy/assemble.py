@@ -18,8 +18,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.config.component import ComponentConfig
-from rl4lms_like.config.notices import learning_rate_notice
+from rl4lms_like.config.binding import ComponentConfig
+from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.settings import (
     check_fit,
@@ -157,7 +157,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
         algorithm = build_alg(config, env, ranks)
 
     # What depends on the size of the model.
-    if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
+    if notice := learning_rate_notice(config, algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     set_n_threads(config, algorithm.policy)
     return AssembledRun(

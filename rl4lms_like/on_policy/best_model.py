@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.config.cross_checks import PLACE, unknown_metric
+from rl4lms_like.config.rules import BEST, unknown_metric
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.system.disk import saving
@@ -43,7 +43,7 @@ class BestModel(Callback):
         self.score: float | None = None
         if self.keep_best is not None and not run.samples["val"]:
             message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
-            raise ConfigError([ConfigIssue(PLACE, message)])
+            raise ConfigError([ConfigIssue(BEST, message)])
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
@@ -56,7 +56,7 @@ class BestModel(Callback):
             return
         metric = self.keep_best.metric
         if metric not in evaluation.scores:
-            raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
+            raise ConfigError([unknown_metric(f"{BEST}.metric", metric, evaluation.scores)])
         score: Any = evaluation.scores[metric]
         if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
             return

@@ -35,8 +35,6 @@ from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.policies.arguments import (
     OWN_ENGINE,
     PolicyArguments,
-    device_role_issues,
-    engine_issues,
     samples_other_distribution,
 )
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
@@ -54,6 +52,7 @@ from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 from rl4lms_like.system.errors import ConfigError, ModelError
+from rl4lms_like.system.schema import checked_block
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -98,7 +97,7 @@ class LMActorCriticPolicy(BasePolicy):
         use_sde: bool = False,
         **arguments: Any,
     ) -> None:
-        self.arguments = self.arguments_class(**arguments)
+        self.arguments = checked_block(self.arguments_class, arguments, "the policy's arguments")
         super().__init__(
             observation_space,
             action_space,
@@ -155,8 +154,7 @@ class LMActorCriticPolicy(BasePolicy):
         options = self.arguments
 
         # Before a model is loaded: neither a wrong combination nor an engine that cannot be built should take minutes.
-        issues = engine_issues(asdict(options), is_causal=self.auto_class is AutoModelForCausalLM)
-        issues += device_role_issues(asdict(options))
+        issues = list(options.family_issues(is_causal=self.auto_class is AutoModelForCausalLM))
         if issues:
             raise ConfigError(issues, "the policy's arguments")
         external = None

@@ -113,6 +113,14 @@ class Registry:
             return Entry(id, f"from {id}")
         raise ConfigError([ConfigIssue("", self.unknown(id))], f"the {self.kind} id")
 
+    def id_of(self, component: Any) -> str | None:
+        """Return the id of a class or function of the table; None for any other."""
+        import_path = f"{component.__module__}:{component.__qualname__}"
+        for id, entry in self._table.items():
+            if entry.target is component or entry.target == import_path:
+                return id
+        return None
+
     def unknown(self, id: str) -> str:
         """Return the message for an unknown id."""
         nearest = difflib.get_close_matches(id, self.ids(), n=1)

@@ -18,8 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rl4lms_like.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import POST_PROCESSING, ComponentConfig, build_component
 from rl4lms_like.config.run_config import AnyConfig, MetricConfig, RunConfig, SupervisedConfig
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout

@@ -15,7 +15,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_settings
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.rollout import Rollout
@@ -99,7 +99,7 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
 
     built = build(
         Averaged, model_dir, tiny_tokenizer, family,
-        n_envs=4, length=40, n_steps=80, batch_size=None, n_epochs=1, loss_aggregation=aggregation,
+        n_envs=4, length=40, n_steps=80, batch_size=10_000, n_epochs=1, loss_aggregation=aggregation,
     )  # fmt: skip
     built.learn_iteration(0, 1)
     seen = [(built.gradient, built.logged)]

@@ -25,7 +25,7 @@ from benchmarks.fuzzed_configs import (
     remembered_runs,
 )
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 
 ROOT = Path(__file__).parents[2]
 N_CONFIGS = 60

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from rl4lms_like.config.cross_checks import ELSEWHERE, HERE
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import ELSEWHERE, HERE, parse_config
 from rl4lms_like.system.errors import ConfigError
 from tests.configs import run_blocks, supervised_blocks
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from rl4lms_like.config.run_config import RunConfig, SupervisedConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.seeding import derived_seed

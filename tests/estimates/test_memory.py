@@ -13,7 +13,7 @@ import yaml
 from transformers import BartConfig, GPT2Config, LlamaConfig, T5Config
 
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.estimates.memory import MemoryEstimate, NetworkShapes, estimate_memory, gibibytes, main_memory
 from rl4lms_like.policies.arguments import PolicyArguments

@@ -11,8 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.config.binding import build_component
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import ComponentConfig, build_component
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.post_processors import POST_PROCESSORS

@@ -28,7 +28,7 @@ import pytest
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.commands import build_parser
 from rl4lms_like.config.binding import REGISTRIES, run_kind
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.offline.pipeline import parse_pipeline
 from rl4lms_like.quickstart import _parser as quickstart_parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.system.errors import ConfigError
 from tests.configs import run_blocks

@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy import best_model as callbacks

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms import base
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.replay import Replay
 from rl4lms_like.preview import preview

@@ -7,7 +7,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import decoding_arguments, evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.run import train, train_config

@@ -25,7 +25,8 @@ from safetensors.torch import load_file, save_file
 from stable_baselines3.common.logger import Logger
 from transformers import AutoConfig, AutoTokenizer
 
-from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy

@@ -12,7 +12,7 @@ import pytest
 import stable_baselines3
 import torch
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_ranks
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch

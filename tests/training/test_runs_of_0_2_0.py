@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from rl4lms_like import PPO, Sample, TextVecEnv, with_text_rollouts
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.run import resume, train_config
 from tests.conftest import REPOSITORY

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.policies.loading import load_model

@@ -9,7 +9,8 @@ from datetime import date
 import pytest
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import TokenizerConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts

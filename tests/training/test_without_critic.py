@@ -12,7 +12,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.losses import policy_gradient
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.estimates.memory import estimate_memory

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-from rl4lms_like.config.doctor import DoctorConfig
+from rl4lms_like.config.run_config import DoctorConfig
 from rl4lms_like.on_policy.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.rollouts.rollout import EQUAL
 from rl4lms_like.training.alert import Alert

@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
-from rl4lms_like.config.cross_checks import HELD_OUT, unknown_metric
+from rl4lms_like.config.rules import HELD_OUT, unknown_metric
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key

@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock
 
-from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig
 from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline import trainer as supervised
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
 from rl4lms_like.run import resume, train_config

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainingArguments
 
 from rl4lms_like.catalogue import description
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.inference import evaluate_run, generate_texts

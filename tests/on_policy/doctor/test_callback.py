@@ -12,8 +12,8 @@ import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.config.doctor import DoctorConfig
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import DoctorConfig
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.on_policy.doctor.alerts import ALERTS

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction

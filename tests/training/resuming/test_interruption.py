@@ -16,7 +16,7 @@ import stable_baselines3
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy import trainer

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.killed_runs import files_of
 from rl4lms_like import run as running
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.resume_point import ResumePoint
 from rl4lms_like.run import resume, train_config
