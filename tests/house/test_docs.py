@@ -36,7 +36,10 @@ from rl4lms_like.run import train_config
 from tests.config_errors import raises_at
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM_FOLDERS = ("benchmarks", "tests/robustness")
+"""Folders of programs, each with a README that lists them."""
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES += [f"{folder}/README.md" for folder in PROGRAM_FOLDERS]
 PACKAGE = ROOT / "rl4lms_like"
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -305,6 +308,18 @@ def test_the_map_of_the_code_is_the_code():
             drawn.append("/".join([*folders, f"{entry[2]}.py"]))
     there = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
     assert sorted(drawn) == sorted(there)
+
+
+def test_the_lists_of_programs_have_every_program_and_every_result():
+    """A program has no other place where a reader finds it, and a result that no page names is not kept."""
+    lists = "".join(text_of(f"{folder}/README.md") for folder in PROGRAM_FOLDERS)
+    unnamed = []
+    for folder in PROGRAM_FOLDERS:
+        programs = [path for path in (ROOT / folder).glob("[!_]*.py") if not path.name.startswith("test_")]
+        results = [f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / folder / "results").iterdir()]
+        assert programs and results
+        unnamed += [f"{folder}: {name}" for name in (*(path.name for path in programs), *results) if name not in lists]
+    assert unnamed == []
 
 
 def test_the_site_has_every_page():
