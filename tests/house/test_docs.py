@@ -41,7 +41,6 @@ PROGRAM_FOLDERS = ("benchmarks", "tests/robustness")
 """Folders of programs, each with a README that lists them."""
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 PAGES += [f"{folder}/README.md" for folder in PROGRAM_FOLDERS]
-PACKAGE = ROOT / "rl4lms_like"
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
@@ -296,21 +295,6 @@ def test_rl4lms_imports_are_mapped_to_what_exists():
             assert pydoc.locate(path) is not None, path
 
 
-def test_the_map_of_the_code_is_the_code():
-    """ARCHITECTURE.md's tree has every module once, and no other."""
-    (tree,) = (code for _, code in blocks_of("ARCHITECTURE.md", "") if code.startswith("rl4lms_like/"))
-    drawn, folders = [], []
-    for line in tree.splitlines()[1:]:
-        entry = re.match(r"((?:  )+)(\w+)(/|\.py  )", line)
-        del folders[len(entry[1]) // 2 - 1 :]
-        if entry[3] == "/":
-            folders.append(entry[2])
-        else:
-            drawn.append("/".join([*folders, f"{entry[2]}.py"]))
-    there = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
-    assert sorted(drawn) == sorted(there)
-
-
 def test_the_lists_of_programs_have_every_program_and_every_result():
     """A program has no other place where a reader finds it, and a result that no page names is not kept."""
     lists = "".join(text_of(f"{folder}/README.md") for folder in PROGRAM_FOLDERS)
@@ -321,6 +305,13 @@ def test_the_lists_of_programs_have_every_program_and_every_result():
         assert programs and results
         unnamed += [f"{folder}: {name}" for name in (*(path.name for path in programs), *results) if name not in lists]
     assert unnamed == []
+
+
+@pytest.mark.parametrize(("kind", "overview"), [("algorithms", "algorithms"), ("objectives", "preferences")])
+def test_every_algorithm_and_objective_has_a_page_that_its_overview_links(kind, overview):
+    text = text_of(f"docs/{overview}.md")
+    assert [id for id in REGISTRIES[kind] if f"docs/algorithms/{id}.md" not in PAGES] == []
+    assert [id for id in REGISTRIES[kind] if f"(algorithms/{id}.md" not in text] == []
 
 
 def test_the_site_has_every_page():
