@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.data_pools.formats import common_turns
+from rl4lms_like.data_pools.formats import CONVERTERS, SIGNS, FormatName, RowFormat, common_turns
 from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import help_of
+from tests.conftest import REPOSITORY
 
 CONVERSATION = {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}
 WITH_INPUT = {"instruction": "Add {input}.", "input": "2 and {instruction}", "output": "4"}
@@ -36,6 +39,14 @@ def pool(folder, id, rows, name="rows.json", **args):
 
 def facts(samples):
     return [(sample.messages or sample.prompt_or_input_text, sample.references) for sample in samples]
+
+
+def test_every_format_is_named_where_a_reader_looks():
+    page = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+    help_text = help_of(RowFormat)["format"]
+    for format in CONVERTERS:
+        assert format in SIGNS and f"`{format}`" in help_text and f"\n| `{format}`" in page
+    assert set(get_args(FormatName)) == {"columns", *CONVERTERS}
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_memory_of_the_program_that_starts_a_check_is_not_counted(run, tmp_path)
     FAMILIES["gpt2"].save_pretrained(tmp_path / "model")
     run["alg"]["policy"]["args"]["model_name"] = str(tmp_path / "model")
     (tmp_path / "run.yml").write_text(yaml.safe_dump(run))
-    script = "import sys; from rl4lms_like.config.run_config import load_config as load;"
+    script = "import sys; from rl4lms_like.config.load import load_config as load;"
     script += "from rl4lms_like.estimates.memory import estimate_memory as estimate;"
     script += "print(estimate(load(sys.argv[1])).parts['process'])"
 

@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms import base
 from rl4lms_like.cli import main
 from rl4lms_like.config.load import parse_config
@@ -25,6 +24,7 @@ from rl4lms_like.run import resume, train, train_config
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch
 from tests.training.resuming.test_resume import PAIRS, blocks
 

@@ -10,7 +10,6 @@ import signal
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline import trainer as supervised
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
@@ -21,6 +20,7 @@ from rl4lms_like.training.resuming.resume import find_unfinished
 from tests.config_errors import raises_at
 from tests.offline.supervised.test_trainer import six_steps
 from tests.on_policy.test_best_model import Scripted
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError
 
 SCRIPTED = {"metrics": [{"id": f"{Scripted.__module__}:Scripted"}], "eval_batch_size": 4}

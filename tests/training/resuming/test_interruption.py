@@ -14,7 +14,6 @@ import sys
 import pytest
 import stable_baselines3
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
@@ -28,6 +27,7 @@ from rl4lms_like.training.resuming import checkpoints
 from rl4lms_like.training.resuming.resume import hold_run, resumption
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import ALGORITHMS, PAIRS, Stateful, blocks, started
 
 

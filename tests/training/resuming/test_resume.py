@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
@@ -31,6 +30,7 @@ from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption, roundin
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 from tests.forked import forked
+from tests.robustness.killed_runs import files_of
 
 ALGORITHMS = {
     "ppo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},

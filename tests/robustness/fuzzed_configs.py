@@ -1,8 +1,8 @@
 """Configs that are wrong, odd or merely different: each is refused by a message, or runs as it says.
 
-    python -m benchmarks.fuzzed_configs                       # 2,000 cases
-    python -m benchmarks.fuzzed_configs --first 17 --n 1      # one case, what was said included
-    python -m benchmarks.fuzzed_configs --preferences --n 300 # preference runs, in both formats
+    python -m tests.robustness.fuzzed_configs                       # 2,000 cases
+    python -m tests.robustness.fuzzed_configs --first 17 --n 1      # one case, what was said included
+    python -m tests.robustness.fuzzed_configs --preferences --n 300 # preference runs, in both formats
 
 Every case is given to the real commands, `check` and then `train`, in a process of its own with bounded memory and
 time. See `config_mutations` for what is changed, `config_facts` for how a run is held against its config.
@@ -311,7 +311,7 @@ def prepare(base: Path) -> None:
 
 def make_inputs(base: Path) -> None:
     """Tiny models, and files of prompts."""
-    from benchmarks.killed_runs import make_models
+    from tests.robustness.killed_runs import make_models
 
     make_models(base / "models")
     texts = [f"Film number {i}, which is {mood}. The end." for i, mood in enumerate(["good", "bad", "long", "odd"] * 3)]

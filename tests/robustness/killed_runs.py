@@ -1,12 +1,12 @@
 """Runs that are killed over and over, and must end as if nothing had happened.
 
-    python -m benchmarks.killed_runs                          # PPO, NLPO, A2C, TRPO x causal, seq2seq, 25 kills each
-    python -m benchmarks.killed_runs --cells nlpo/seq2seq --kills 5
-    python -m benchmarks.killed_runs --by int --kills 10      # by Ctrl-C, which saves what it goes on from
-    python -m benchmarks.killed_runs --by mixed               # all ways in turn, also SIGKILL while Ctrl-C saves
-    python -m benchmarks.killed_runs --cells grpo/causal,dapo/causal --kills 10
-    python -m benchmarks.killed_runs --cells reward_model/causal,dpo/causal,kto/seq2seq --kills 10
-    python -m benchmarks.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
+    python -m tests.robustness.killed_runs                       # PPO, NLPO, A2C, TRPO x causal, seq2seq, 25 kills each
+    python -m tests.robustness.killed_runs --cells nlpo/seq2seq --kills 5
+    python -m tests.robustness.killed_runs --by int --kills 10   # by Ctrl-C, which saves what it goes on from
+    python -m tests.robustness.killed_runs --by mixed   # all ways in turn, also SIGKILL while Ctrl-C saves
+    python -m tests.robustness.killed_runs --cells grpo/causal,dapo/causal --kills 10
+    python -m tests.robustness.killed_runs --cells reward_model/causal,dpo/causal,kto/seq2seq --kills 10
+    python -m tests.robustness.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
@@ -59,7 +59,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 OFFLINE = ("reward_model", "dpo", "kto")
 """Objectives of preference training, whose iterations are optimizer steps."""
 CELLS = [f"{algorithm}/{family}" for algorithm, family in product((*ALGORITHMS, *OFFLINE), ("causal", "seq2seq"))]
-PAIRS = Path(__file__).parents[1] / "task_configs" / "preferences" / "film_preferences.jsonl"
+PAIRS = Path(__file__).parents[2] / "task_configs" / "preferences" / "film_preferences.jsonl"
 LONGEST_WAIT_S = 1.5
 """After the first new iteration; it holds several iterations, each with a checkpoint."""
 LONGEST_SAVE_S = 0.03

@@ -1,10 +1,10 @@
-"""Broken preference files: `python -m benchmarks.broken_preferences` in short."""
+"""Broken preference files: `python -m tests.robustness.broken_preferences` in short."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.broken_preferences import KINDS, made_model, tried
+from tests.robustness.broken_preferences import KINDS, made_model, tried
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """Mutate the source at random and run the tests: does the suite catch each mutation?
 
-    python -m benchmarks.mutations --seeds 20                      # of this checkout
-    python -m benchmarks.mutations --seeds 20 --before ../old      # the same mutations in an older checkout too
+    python -m tests.robustness.mutations --seeds 20                      # of this checkout
+    python -m tests.robustness.mutations --seeds 20 --before ../old      # the same mutations in an older checkout too
 
 A seed selects a line of code and one change of it (an operator, a number, a condition). With `--before` the line must
 be in both checkouts. The nearest tests run first (`tests/a/test_b*.py` for `a/b.py`, its folder, `tests/oracles` and
@@ -23,7 +23,7 @@ import tempfile
 import tokenize
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGE = "rl4lms_like"
 LIMIT_S = 1800
 """Time limit of a test run; the full suite takes about 20 minutes on one core."""

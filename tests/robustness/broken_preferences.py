@@ -1,7 +1,7 @@
 """Preference files with errors: each is refused with its place, or read, and never ends in a traceback.
 
-    python -m benchmarks.broken_preferences                   # 300 files, about five minutes on one core
-    python -m benchmarks.broken_preferences --first 17 --n 1  # one file, with the messages
+    python -m tests.robustness.broken_preferences                   # 300 files, about five minutes on one core
+    python -m tests.robustness.broken_preferences --first 17 --n 1  # one file, with the messages
 
 A file of pairs, of labels or of conversations is changed at random: bytes, lines, values or columns. Then `check` and,
 if it accepts the file, `train` with two steps are called in this process.

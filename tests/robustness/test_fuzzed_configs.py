@@ -16,7 +16,9 @@ import yaml
 from benchmarks.config_cases import KINDS, base_config
 from benchmarks.config_facts import asked_for, at, differences, same, work
 from benchmarks.config_mutations import Case, case_of
-from benchmarks.fuzzed_configs import (
+from rl4lms_like.cli import main
+from rl4lms_like.config.load import parse_config
+from tests.robustness.fuzzed_configs import (
     LONG_WORK,
     faults_here,
     faults_of_commands,
@@ -24,12 +26,10 @@ from benchmarks.fuzzed_configs import (
     make_inputs,
     remembered_runs,
 )
-from rl4lms_like.cli import main
-from rl4lms_like.config.load import parse_config
 
 ROOT = Path(__file__).parents[2]
 N_CONFIGS = 60
-"""Of `benchmarks/`'s 2,000; the seeds are 0, 1, 2 ..."""
+"""Of the 2,000 of `fuzzed_configs`; the seeds are 0, 1, 2 ..."""
 N_TRAINED = 6
 """So many of those that `check` takes are run, too; those that it refuses all are."""
 
@@ -82,7 +82,7 @@ def test_a_changed_config_is_refused_or_runs_as_it_says(seed, inputs, trained, m
 
 @pytest.mark.skipif("RL4LMS_LIKE_CONFIGS" not in os.environ, reason="RL4LMS_LIKE_CONFIGS says how many")
 def test_so_many_changed_configs_are_refused_or_run_as_they_say(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.fuzzed_configs", "--n", os.environ["RL4LMS_LIKE_CONFIGS"]]
+    command = [sys.executable, "-m", "tests.robustness.fuzzed_configs", "--n", os.environ["RL4LMS_LIKE_CONFIGS"]]
     done = subprocess.run([*command, "--output", str(tmp_path / "r.json")], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 

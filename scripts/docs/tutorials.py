@@ -1,7 +1,7 @@
 """Run the tutorials of docs/tutorials as a reader does.
 
-    python -m benchmarks.tutorials                      # all of them in full, about five minutes on one thread
-    python -m benchmarks.tutorials first_run lora
+    python -m scripts.docs.tutorials                      # all of them in full, about five minutes on one thread
+    python -m scripts.docs.tutorials first_run lora
 
 The blocks of a page are executed in their order in an empty folder. YAML and Python that begin with a file's name in a
 comment are saved under it; Python without a class is executed; commands are run, except `pip install` and `python FILE`
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-PAGES = Path(__file__).parent.parent / "docs" / "tutorials"
+PAGES = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```(yaml|python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (?:a benchmark: )?([\w/]+\.(?:yml|py))\n")
 QUICK = {
