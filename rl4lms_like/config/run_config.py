@@ -26,7 +26,18 @@ from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
 from rl4lms_like.small_models.embedded import TinyModelConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.numbers import Count, Day, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
+from rl4lms_like.system.numbers import (
+    BlockLength,
+    Count,
+    Day,
+    NonNegative,
+    Positive,
+    Processes,
+    Prompts,
+    Seed,
+    Threads,
+    Whole,
+)
 from rl4lms_like.system.schema import check_arguments
 from rl4lms_like.system.secrets import secret_issues, without_values
 
@@ -353,14 +364,19 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
     Args:
         id: selects a supervised run.
         loss_on_prompt: for causal models: train on the prompts too, not only on the references.
+        block_length: tokens of an example of data that are texts without prompts; longer texts are divided. Default:
+            the longest text that model and tokenizer accept.
     """
 
     id: Literal["supervised"]
     loss_on_prompt: bool = False
+    block_length: BlockLength | None = None
 
     def __post_init__(self) -> None:
         if self.model_type == "seq2seq" and self.loss_on_prompt:
             raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
+        if self.model_type == "seq2seq" and self.block_length is not None:
+            raise ValueError("block_length: only causal models learn texts without prompts; remove it")
         super().__post_init__()
 
 
