@@ -38,6 +38,7 @@ from rl4lms_like.small_models.embedded import TinyModelConfig
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigIssue, DataPoolError, Notice
 from rl4lms_like.system.numbers import (
+    BlockLength,
     Count,
     Day,
     Finite,
@@ -550,16 +551,21 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
     Args:
         id: selects a supervised run.
         loss_on_prompt: for causal models: train on the prompts too, not only on the references.
+        block_length: tokens of an example of data that are texts without prompts; longer texts are divided. Default:
+            the longest text that model and tokenizer accept.
     """
 
     id: Literal["supervised"]
     loss_on_prompt: bool = False
+    block_length: BlockLength | None = None
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from super().issues()
         if not self.is_causal and self.loss_on_prompt:
             text = "loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it"
             yield ConfigIssue("", text)
+        if not self.is_causal and self.block_length is not None:
+            yield ConfigIssue("block_length", "only causal models learn texts without prompts; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Sample, response_text
+from rl4lms_like.core.sample import Learned, Sample, response_text
 from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
 from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
 from rl4lms_like.data_pools.splits import Splitting, names_of
@@ -77,8 +77,13 @@ class Columns:
             DataPoolError: neither a column nor a format gives the prompts, or a row does not fit.
         """
         formatted = row_format.read(rows, names_columns=prompt_column is not None, needs_names=True)
-        has_response = formatted.name != "columns"
-        samples = self.samples(formatted, prompt_column or PROMPT, split, has_response=has_response)
+        samples = self.samples(
+            formatted,
+            prompt_column or PROMPT,
+            split,
+            has_response=formatted.name != "columns",
+            learned="conversation" if self.last_message_as_reference else formatted.learned,
+        )
         pool = pool_class.of(samples, split, source)
         pool.row_format = formatted.description
         return pool
@@ -90,11 +95,15 @@ class Columns:
         split: str,
         *,
         has_response: bool = False,
+        learned: Learned = "response",
     ) -> Iterator[Sample]:
         """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`.
 
-        With `has_response`, the rows are those of a published format, whose response is a reference.
+        With `has_response`, the rows are those of a published format, whose response is a reference. `learned` is that
+        of the samples.
         """
+        if learned == "text" and (self.prompt_prefix or self.prompt_suffix):
+            raise DataPoolError("prompt_prefix and prompt_suffix: the format text has no prompts")
         reference_columns = self.reference_column or []
         if isinstance(reference_columns, str):
             reference_columns = [reference_columns]
@@ -123,12 +132,12 @@ class Columns:
             tools = tools_cell(row, self.tools_column, where, is_chat=not isinstance(prompt, str))
             if isinstance(prompt, str):
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(sample_id, text, references, meta_data or None, tools=tools)
+                yield Sample(sample_id, text, references, meta_data or None, tools=tools, learned=learned)
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
                 sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools)
-                yield replace(sample, response_messages=whole_messages)
+                yield replace(sample, response_messages=whole_messages, learned=learned)
 
 
 def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

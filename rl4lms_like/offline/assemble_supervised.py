@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
-from rl4lms_like.config.settings import check_vocabulary, device_issues
+from rl4lms_like.config.settings import check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Preference, Sample
@@ -34,7 +34,7 @@ from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_l
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
 from rl4lms_like.training.inputs import (
@@ -180,6 +180,7 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
     check_references(config, components, samples)
+    check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 
@@ -247,6 +248,35 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
     return device_issues(device) if here else []
 
 
+def check_texts(
+    config: OfflineConfig,
+    encoder: ExampleEncoder,
+    model_config: PretrainedConfig,
+    samples: Mapping[str, Sequence[Sample]],
+) -> None:
+    """Check that evaluations do not have to continue texts without prompts.
+
+    Raises:
+        DataPoolError: they would have to; the message says how to evaluate the loss alone.
+    """
+    if config.train_evaluation.generate and samples["train"][0].learned == "text":
+        try:
+            check_prompts(samples, encoder.tokenizer, model_config)
+        except DataPoolError as error:
+            raise DataPoolError(f"{error}; train_evaluation.generate: false evaluates the loss alone") from error
+
+
+def learns_response_of_dialogues(run: SupervisedRun) -> bool:
+    """Return whether a supervised run leaves out messages of the assistant that are in the prompts."""
+    if not isinstance(run.config, SupervisedConfig):
+        return False
+    for sample in run.samples["train"]:
+        has_turns = any(message["role"] == "assistant" for message in sample.messages or ())
+        if has_turns and sample.learned == "response":
+            return True
+    return False
+
+
 def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
     """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
     metric = make_training_arguments(config, "checkpoints").metric_for_best_model
@@ -306,6 +336,7 @@ def example_encoder(
         end_token_id=end_token_id,
         separator=config.alg.separator,
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
+        block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
     )
 
 
@@ -438,12 +469,18 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
+    check_texts(config, encoder, model_config, samples_of_splits)
     samples = samples_of_splits["train"]
-    n_examples = sum(len(sample.references) for sample in samples)
-    schedule = schedule_of(config, n_examples)
+    n_references = sum(len(sample.references) for sample in samples)
 
     # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
+    n_examples = n_references
+    what = f"{n_references:,} references of {len(samples):,} samples"
+    if encoded.n_texts:
+        n_examples = round(len(encoded.rows) / encoded.n_texts * n_references)
+        what = f"about {n_examples:,} blocks of {n_references:,} texts"
+    schedule = schedule_of(config, n_examples)
     networks = {"alg.model_name": model_config}
     generates = config.train_evaluation.generate
     check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
@@ -452,7 +489,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     )
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
-        ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
+        ("examples", what),
         ("prompts", prompts),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),

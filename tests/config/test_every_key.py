@@ -83,6 +83,7 @@ def folders(tmp_path_factory):
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
     other.save_pretrained(base / "other_tokens")
+    (base / "texts.jsonl").write_text('{"text": "it is here and there"}\n' * 9, encoding="utf-8")
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     tokenizer.save_pretrained(base / "chat")
     tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }} " + tokenizer.chat_template
@@ -598,6 +599,15 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.training_args": Row({"max_steps": 1, "save_strategy": "no"}, see.tuned),
     "alg.separator": Row(" => ", see.examples),
     "alg.loss_on_prompt": Row(True, see.examples),
+    "alg.block_length": Row(
+        3,
+        see.examples,
+        {
+            "datapool": {"id": "jsonl", "args": {"path": f"{FOLDERS}/texts.jsonl", "format": "text"}},
+            "train_evaluation.generate": False,
+            "train_evaluation.metrics": [],
+        },
+    ),
     "alg.early_stopping_patience": Row(
         1,
         see.tuned,

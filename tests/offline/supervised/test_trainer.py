@@ -19,11 +19,15 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.assemble_supervised import assemble_supervised, learns_response_of_dialogues
+from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.preview import preview
 from rl4lms_like.run import train_config
-from rl4lms_like.system.errors import DataPoolError, MetricError, ModelError, RL4LMsLikeError
+from rl4lms_like.system.errors import CheckpointError, DataPoolError, MetricError, ModelError, RL4LMsLikeError
+from rl4lms_like.testing.models import make_causal_lm, save_model
+from rl4lms_like.training.resuming.states import LEARNED_TURNS, check_frozen, frozen_digests
+from tests.chat_models import chat_tokenizer
 from tests.config_errors import raises_at
 from tests.configs import supervised_blocks
 
@@ -597,6 +601,46 @@ def test_the_check_tells_examples_and_steps(blocks):
     blocks["alg"]["training_args"]["nonsense"] = 1
     with raises_at("alg.training_args.nonsense"):
         list(preview(parse_config(blocks)))
+
+
+@causal
+def test_texts_without_prompts_are_learned_in_blocks(blocks, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "The sea is blue and the sun is gold"}\n' * 9, encoding="utf-8")
+    blocks["datapool"] = {"id": "jsonl", "args": {"path": str(texts)}}
+    blocks["alg"]["block_length"] = 4
+    blocks["train_evaluation"]["metrics"] = []
+    with pytest.raises(DataPoolError, match=r"generate: false evaluates the loss alone"):
+        assemble_supervised(parse_config(blocks))
+
+    blocks["train_evaluation"]["generate"] = False
+    shown = "\n".join(preview(parse_config(blocks)))
+    n_blocks = len(assemble_supervised(parse_config(blocks)).examples["train"].rows)
+    assert f"about {n_blocks} blocks of 7 texts" in shown and n_blocks > 7
+    folder = run(blocks, tmp_path)
+    losses = [
+        line["supervised/val_loss"] for line in lines(folder / "training_info.jsonl") if "supervised/val_loss" in line
+    ]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@causal
+def test_a_run_of_an_earlier_version_that_learned_more_of_its_dialogues_is_not_continued(blocks, tmp_path):
+    dialogue = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": dialogue, "completion": [{"role": "assistant", "content": "d"}]}) + "\n")
+    tokenizer = chat_tokenizer()
+    model = save_model(tmp_path / "model", make_causal_lm("gpt2", tokenizer, n_positions=128), tokenizer)
+    blocks["tokenizer"] |= {"model_name": str(model), "chat_template": True, "max_length": 32}
+    blocks["alg"]["model_name"] = str(model)
+    blocks["datapool"] = {"id": "jsonl", "args": {"data_files": dict.fromkeys(("train", "val", "test"), str(rows))}}
+    blocks["train_evaluation"]["metrics"] = []
+    assembled = assemble_supervised(parse_config(blocks))
+    assert learns_response_of_dialogues(assembled)
+
+    of_before = frozen_digests(assembled.model, trained(assembled.model), assembled.samples)
+    with pytest.raises(CheckpointError, match="learned messages of the prompts"):
+        check_frozen({**of_before, LEARNED_TURNS: "none"}, of_before, assembled.config.tokenizer)
 
 
 def test_its_block_can_be_shown():
