@@ -31,7 +31,7 @@ METRICS = Registry(
             "mean of the values of a Python function, sync or async",
             keys=("python/{function}",),
         ),
-        "object": Entry(".python_function:built_metric", "a metric that was built in Python"),
+        "object": Entry(".python_function:built_metric", "a metric that was built in Python", keys=("{key}",)),
         "increasing_numbers": Entry(
             ".synthetic:IncreasingNumbersinText",
             "fraction of each response that is increasing numbers",
