@@ -20,6 +20,7 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardPart
 from rl4lms_like.rewards.python_function import is_function, part_block, reward_block
+from rl4lms_like.scoring.python_function import scores_text
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.functions import NamedFunction, short_name
 from rl4lms_like.system.import_paths import imported
@@ -108,7 +109,8 @@ def _of_import_path(block: Any, registry: Registry) -> Any:
         raise
     except BaseException:
         return block
-    if inspect.isclass(target) or not callable(target):
+    # Any other function is refused where components are bound: a config may not have it called.
+    if inspect.isclass(target) or not scores_text(target):
         return block
 
     args = {"function": id}

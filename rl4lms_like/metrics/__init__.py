@@ -18,7 +18,10 @@ _PARENT_SCORES = ("/precision", "/recall", "_f_score")
 METRICS = Registry(
     "metric",
     group="rl4lms_like.metrics",
-    misfit=derived_from("rl4lms_like.metrics.base:BaseMetric"),
+    misfit=derived_from(
+        "rl4lms_like.metrics.base:BaseMetric",
+        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+    ),
     table={
         "reward": Entry(
             ".run_reward:RewardMetric",
