@@ -33,6 +33,7 @@ from annotated_types import MinLen
 from pydantic import PlainValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
+from rl4lms_like.config.functions import part_config, reward_config
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.envs.arguments import EnvArguments
@@ -324,12 +325,12 @@ def _reward(bases: tuple[type, ...], value: Any) -> Any:
     """Validate a reward: `{id, args}` or the id alone in a config, or an object in Python."""
     if value is None and type(None) in bases:
         return None
-    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, value)
+    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, reward_config(value))
 
 
 def _part(value: Any) -> Nested:
     """Validate a `RewardPart`, `{id, args, weight, name}` or the id alone; the name defaults to the id."""
-    part = _component(_Part, _REWARDS, RewardPart, value)
+    part = _component(_Part, _REWARDS, RewardPart, part_config(value))
     return Nested({**part, "name": part.get("name") or name_of(part["id"])}, RewardPart)
 
 
@@ -379,6 +380,8 @@ def _parts(value: Any) -> Any:
     """Validate a list of `RewardPart` with distinct names."""
     if value is None:
         raise RefusedError(ConfigIssue("", "expected a list of rewards, got null"))
+    if isinstance(value, list | tuple):
+        value = [part_config(item) for item in value]
     rewards, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
 
     # Also of a list with errors, so that all are reported at once.

@@ -24,6 +24,7 @@ from rl4lms_like.algorithms.rules import RULES as ALGORITHM_RULES
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.config import rules
 from rl4lms_like.config.binding import RunKind, arguments_class, component_fields, run_kind, special_types
+from rl4lms_like.config.functions import with_function_blocks
 from rl4lms_like.config.run_config import (
     AlgorithmConfig,
     AnyConfig,
@@ -111,6 +112,10 @@ def parse_config(
     """
     config_class = KINDS[run_kind(mapping)]
     all_issues = list(issues)
+
+    # What a mapping may have in Python only, or names by an import path, becomes blocks.
+    mapping, function_issues = with_function_blocks(mapping, imports=components)
+    all_issues += function_issues
     written, comma_notices = without_stray_commas(mapping)
     if components and config_class is RunConfig:
         add_kl_defaults(written)
@@ -118,7 +123,8 @@ def parse_config(
     # Types: each block is made, or its errors are collected.
     special = special_types if components else None
     fields, type_issues = check_arguments(config_class, written, "", exclude=("notices",), special=special)
-    all_issues += type_issues
+    refused = {issue.path for issue in function_issues}  # not a second time, as a block that is no mapping
+    all_issues += [issue for issue in type_issues if issue.path not in refused]
 
     # Rules, of the blocks that were made.
     blocks = blocks_for_rules(config_class, written, fields) if components else {}

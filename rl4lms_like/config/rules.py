@@ -38,6 +38,7 @@ from rl4lms_like.core.model_weights import names_folder
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.arguments import EnvConfig
+from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES, is_causal
 from rl4lms_like.policies.arguments import (
     NEUTRAL,
@@ -59,6 +60,10 @@ from rl4lms_like.system.wording import shown
 BEST, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
+
+RUN_REWARD = "reward"
+"""Id of the metric that is the run's own reward."""
+RUN_REWARD_KEYS = METRICS.entry(RUN_REWARD).keys
 
 ROLLOUTS, EVALUATION = "alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"
 """Config paths of generation arguments in RL runs."""
@@ -119,10 +124,14 @@ def _unreported(path: str, key: str, metrics: list[MetricConfig], others: Iterab
         name = key.removeprefix("eval_")
         known = ["loss", *known]
 
-    # `{n}` in a key of the table is a part that depends on arguments.
-    patterns = [re.sub(r"\\\{\w+\\\}", ".+", re.escape(known_key)) for known_key in known]
-    if not any(re.fullmatch(pattern, name) for pattern in patterns):
+    if not _is_among(name, known):
         yield unknown_metric(path, key, known)
+
+
+def _is_among(key: str, known: Iterable[str]) -> bool:
+    """Return whether a key is a known one; `{n}` in a key of the table is a part that depends on arguments."""
+    patterns = [re.sub(r"\\\{\w+\\\}", ".+", re.escape(known_key)) for known_key in known]
+    return any(re.fullmatch(pattern, key) for pattern in patterns)
 
 
 def unknown_metric(path: str, key: str, known: Iterable[str]) -> ConfigIssue:
@@ -311,16 +320,41 @@ def metric_of_best_model(train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metric of the best model is reported."""
     best = train_evaluation.keep_best
     if best is not None:
-        yield from _unreported(f"{BEST}.metric", best.metric, train_evaluation.metrics)
+        yield from _unreported(f"{BEST}.metric", best.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
 
 
 def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metrics which must not fall are reported."""
     for index, held_out in enumerate(doctor.held_out):
-        yield from _unreported(f"{HELD_OUT}.{index}.metric", held_out.metric, train_evaluation.metrics)
+        path = f"{HELD_OUT}.{index}.metric"
+        yield from _unreported(path, held_out.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
+
+
+def reads_run_reward(config: RunConfig) -> bool:
+    """Return whether a run reads its own reward as a metric, without listing it among its metrics."""
+    metrics = config.train_evaluation.metrics
+    known: list[str] = []
+    for metric in metrics:
+        if not metric.keys:  # a user's metric may report any key
+            return False
+        known += metric.keys
+
+    best = config.train_evaluation.keep_best
+    selected = [held_out.metric for held_out in config.doctor.held_out]
+    if best is not None:
+        selected.append(best.metric)
+    return any(_is_among(key, RUN_REWARD_KEYS) and not _is_among(key, known) for key in selected)
 
 
 # --- supervised and preference runs ---------------------------------------------------------------------------------
+
+
+def no_reward_as_metric(train_evaluation: SupervisedEvaluationConfig) -> Issues:
+    """Find the metric that is the run's own reward in a run without one."""
+    for index, metric in enumerate(train_evaluation.metrics):
+        if metric.id == RUN_REWARD:
+            text = "is the reward of an RL run, and this run has none; metrics such as reward_model need no reward"
+            yield ConfigIssue(f"train_evaluation.metrics.{index}", text)
 
 
 def folder_of_model(alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
@@ -395,6 +429,7 @@ ON_POLICY: tuple[Rule, ...] = (
     held_out_metrics,
 )
 OFFLINE: tuple[Rule, ...] = (
+    no_reward_as_metric,
     folder_of_model,
     separator_of_messages,
     lengths_of_texts,
