@@ -36,9 +36,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.config_cases import KINDS, PAIRS, PIPELINE, PREFERENCE_KINDS, PROMPTS
-from benchmarks.config_facts import asked_for, differences, faults_of_run, is_supervised, work
-from benchmarks.config_mutations import Case, case_of
+from tests.robustness.config_cases import KINDS, PAIRS, PIPELINE, PREFERENCE_KINDS, PROMPTS
+from tests.robustness.config_facts import asked_for, differences, faults_of_run, is_supervised, work
+from tests.robustness.config_mutations import Case, case_of
 
 RESULTS = Path(__file__).parent / "results" / "fuzzed_configs.json"
 PREFERENCE_RESULTS = RESULTS.with_name("fuzzed_preference_configs.json")

@@ -13,11 +13,11 @@ import pytest
 import torch
 import yaml
 
-from benchmarks.config_cases import KINDS, base_config
-from benchmarks.config_facts import asked_for, at, differences, same, work
-from benchmarks.config_mutations import Case, case_of
 from rl4lms_like.cli import main
 from rl4lms_like.config.load import parse_config
+from tests.robustness.config_cases import KINDS, base_config
+from tests.robustness.config_facts import asked_for, at, differences, same, work
+from tests.robustness.config_mutations import Case, case_of
 from tests.robustness.fuzzed_configs import (
     LONG_WORK,
     faults_here,

@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-from benchmarks.killed_runs import files_of
 
 from rl4lms_like.cli import main
 from rl4lms_like.config.load import parse_config
@@ -18,6 +17,7 @@ from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.training.resuming.accepted_changes import read_changes
 from rl4lms_like.training.resuming.resume import resumption
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, blocks, stop_after
 
 

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from benchmarks.killed_runs import files_of
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.observation import Observation
@@ -21,6 +20,7 @@ from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import MetricError
 from rl4lms_like.tracking.base import Tracker
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, blocks, stop_after
 
 REWARD = {"id": "reward"}

@@ -1,8 +1,8 @@
 """Compare what two checkouts say of the same configs: which are refused, at which paths, and what the others mean.
 
-    python -m benchmarks.config_verdicts --write before.json           # the verdicts of this checkout
-    python -m benchmarks.config_verdicts --before before.json          # what has changed since
-    python -m benchmarks.config_verdicts --before ../old               # the same with a checkout of another commit
+    python -m tests.robustness.config_verdicts --write before.json   # the verdicts of this checkout
+    python -m tests.robustness.config_verdicts --before before.json   # what has changed since
+    python -m tests.robustness.config_verdicts --before ../old   # the same with a checkout of another commit
 
 The configs are those of `task_configs`, mutated ones of all kinds (RL, supervised, preference, critic-free algorithms,
 engines), and each option of the last three kinds on its own. Both checkouts load the same files; of the library only
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 CASES = "cases.json"
 """File of the configs: name -> text and overrides."""
 
@@ -66,10 +66,10 @@ def judge_with(checkout: Path, folder: Path) -> dict[str, Verdict]:
 
 def write_cases(folder: Path, n: int) -> None:
     """Write all configs and the models and data that they name."""
-    from benchmarks.config_cases import KINDS, PIPELINE, PREFERENCE_KINDS, RULE_KINDS, base_config
-    from benchmarks.config_mutations import case_of, single_changes
-    from benchmarks.fuzzed_configs import make_inputs
     from rl4lms_like.config.yaml_file import dump_yaml
+    from tests.robustness.config_cases import KINDS, PIPELINE, PREFERENCE_KINDS, RULE_KINDS, base_config
+    from tests.robustness.config_mutations import case_of, single_changes
+    from tests.robustness.fuzzed_configs import make_inputs
 
     make_inputs(folder)
     (folder / "models" / "teacher").symlink_to(folder / "models" / "causal")

@@ -17,7 +17,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.config_cases import (
+from rl4lms_like.algorithms import OBJECTIVES
+from tests.robustness.config_cases import (
     KINDS,
     OPTIONS,
     PIPELINE_OPTIONS,
@@ -29,7 +30,6 @@ from benchmarks.config_cases import (
     base_config,
     with_placeholders,
 )
-from rl4lms_like.algorithms import OBJECTIVES
 
 
 @dataclass(frozen=True)
