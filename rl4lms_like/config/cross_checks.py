@@ -4,6 +4,7 @@ Each check receives the whole raw mapping after `binding.bind`, and returns the 
 a config selects by key must be keys that `train_evaluation.metrics` reports:
 
     train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
+    train_evaluation.early_stopping: {metric: lexical/meteor ...}        the end of the training
     alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
     doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
 
@@ -57,6 +58,7 @@ from rl4lms_like.system.secrets import names_variable
 from rl4lms_like.system.wording import shown
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
+EARLY_STOPPING = "train_evaluation.early_stopping"
 EVALUATION = "train_evaluation.generation_kwargs"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
@@ -423,7 +425,7 @@ def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
         return
     known += getattr(targets(dict(blocks)).get("alg"), "keys", ())
     held_out, best = at(blocks, HELD_OUT), at(blocks, SUPERVISED)
-    chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
+    chosen = {f"{place}.metric": at(blocks, f"{place}.metric") for place in (PLACE, EARLY_STOPPING)}
     for index, each in enumerate(held_out if isinstance(held_out, list) else []):
         chosen[f"{HELD_OUT}.{index}.metric"] = at(each, "metric")
     for path, wanted in chosen.items():
