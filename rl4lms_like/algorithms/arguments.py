@@ -52,8 +52,11 @@ class OnPolicyArguments(Block):
         critic_learning_rate: learning rate of the critic (with `critic: shared`, of its head); default: ten times
             `learning_rate`.
         learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
+        warmup_iterations: number of iterations at the start in which the learning rates rise linearly to those of the
+            schedule; the first one has 1 / (warmup_iterations + 1) of it.
         n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
             `n_steps * n_envs` tokens.
+        n_episodes: size of a rollout in episodes of all processes, in place of `n_steps`; a multiple of `n_envs`.
         group_size: number of responses to each prompt; they are generated together. It must divide `n_envs`.
         gamma: discount factor.
         gae_lambda: lambda of generalized advantage estimation (arXiv 1506.02438).
@@ -102,6 +105,8 @@ class OnPolicyArguments(Block):
     """True if the loss compares two responses by their log-ratios to the reference."""
     needs_teacher: ClassVar[bool] = False
     """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
+    IN_EPISODES: ClassVar[dict[str, str]] = {"n_episodes": "n_steps", "minibatch_episodes": "batch_size"}
+    """Size in episodes -> the size in tokens that it replaces, whose default then does not apply."""
 
     # Options that only some algorithms have, with the values that turn them off. Without annotations they are no
     # fields: `alg.args` has them only if the class of the algorithm's arguments declares them.
@@ -112,11 +117,14 @@ class OnPolicyArguments(Block):
     dynamic_sampling = cast("int | None", None)
     first_token_temperature = cast("float | None", None)
     length_sorted_minibatches = False
+    minibatch_episodes = cast("int | None", None)
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_iterations: Whole = 0
     n_steps: Count
+    n_episodes: Count | None = None
     group_size: Count = 1
     gamma: Fraction = 0.99
     gae_lambda: Fraction = 0.95
@@ -137,6 +145,24 @@ class OnPolicyArguments(Block):
     use_sde: Literal[False] = False
     sde_sample_freq: Literal[-1] = -1
     create_eval_env: bool = False
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        for in_episodes, in_tokens in self.IN_EPISODES.items():
+            both_given = in_tokens in self.given and getattr(self, in_tokens) is not None
+            if getattr(self, in_episodes) is not None and both_given:
+                yield ConfigIssue(in_episodes, f"{in_tokens} sets the same size, in tokens; remove one of them")
+
+        minibatch = self.minibatch_episodes
+        if minibatch is None:
+            return
+        if self.n_episodes is not None and minibatch > self.n_episodes:
+            message = f"{minibatch} is more than a rollout has (n_episodes: {self.n_episodes})"
+            yield ConfigIssue("minibatch_episodes", message)
+
+        # Responses to one prompt are packed together, so that a minibatch computes the prompt once.
+        if minibatch % self.group_size:
+            message = f"must be a multiple of group_size, {self.group_size}; got {minibatch}"
+            yield ConfigIssue("minibatch_episodes", message)
 
 
 CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
@@ -173,6 +199,7 @@ class PPOArguments(CorrectedArguments):
 
     Args:
         batch_size: approximate number of tokens per minibatch; it is filled with whole episodes.
+        minibatch_episodes: number of episodes per minibatch, in place of `batch_size`; a multiple of `group_size`.
         n_epochs: number of passes over a rollout in each update.
         critic_epochs: number of passes of the critic; default: `n_epochs`. Passes after `n_epochs` train only the
             critic.
@@ -199,6 +226,7 @@ class PPOArguments(CorrectedArguments):
     learning_rate: Positive = 1e-5
     n_steps: Count = 2048
     batch_size: Count = 64
+    minibatch_episodes: Count | None = None
     n_epochs: Count = 10
     critic_epochs: Count | None = None
     clip_range: Positive = 0.2
@@ -297,6 +325,8 @@ class TRPOArguments(OnPolicyArguments):
         critic_learning_rate: learning rate of the critic; replaces `learning_rate`.
         batch_size: approximate number of tokens per minibatch of the critic's updates; it is filled with whole
             episodes.
+        minibatch_episodes: number of episodes per minibatch of the critic's updates, in place of `batch_size`; a
+            multiple of `group_size`.
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
         max_grad_norm: maximum norm of the critic's gradient. null does not clip.
@@ -322,6 +352,7 @@ class TRPOArguments(OnPolicyArguments):
     learning_rate: Positive = 1e-4
     n_steps: Count = 2048
     batch_size: Count = 128
+    minibatch_episodes: Count | None = None
     vf_coef: NonNegative = 1.0
     max_grad_norm: Positive | None = None
     normalize_advantage: bool = True

@@ -106,7 +106,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     n_epochs: int = 1
     """Number of passes of the policy over a rollout."""
     batch_size: int | None = None
-    """Approximate number of tokens of a minibatch; None = the whole rollout."""
+    """Approximate number of tokens of a minibatch; None = the whole rollout. `minibatch_episodes` replaces it."""
     target_kl: float | None = None
     """An update ends when the KL to the policy of its rollout exceeds 1.5 times this; None = it never ends early.
 
@@ -179,6 +179,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             norm_reward=norm_reward,
             bootstrap_truncated=arguments.bootstrap_truncated,
             score_batch_size=arguments.micro_batch_size,  # a scoring pass needs less memory than an update's
+            n_episodes=arguments.n_episodes,
             group_size=arguments.group_size,
             dynamic_sampling=arguments.dynamic_sampling,
             first_token_temperature=arguments.first_token_temperature,
@@ -244,7 +245,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         n_passes = max(n_epochs, self._critic_epochs)
 
         with self._update_context() as progress:
-            for epoch, minibatch in progress.remaining(buffer, n_passes, self.batch_size):
+            minibatches = progress.remaining(buffer, n_passes, self.batch_size, self.arguments.minibatch_episodes)
+            for epoch, minibatch in minibatches:
                 # After the policy's epochs, the critic is trained alone.
                 if epoch > n_epochs:
                     self._finish_minibatch(self.critic_step(minibatch))
@@ -608,7 +610,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         n_steps = 0
         for _ in range(settings.n_epochs):
-            for minibatch in buffer.get(self.batch_size):
+            for minibatch in buffer.get(self.batch_size, self.arguments.minibatch_episodes):
                 self.critic_step(minibatch)
                 n_steps += 1
         self.policy.optimizer.zero_grad()
@@ -632,9 +634,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def training_state(self) -> dict[str, Any]:
         """Return the state that all algorithms have, and the numbers of skipped steps; the policy has the weights."""
-        state = {**super().training_state(), "left_out": self.guard.state_dict()}
-        if self.arguments.critic_only_iterations:
-            state["n_iterations"] = self.n_iterations
+        state = {**super().training_state(), "left_out": self.guard.state_dict(), "n_iterations": self.n_iterations}
         if self.pretraining is not None:
             state["critic_pretraining"] = self.pretraining.state_dict()
         return state
@@ -650,8 +650,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     # --- learning rates and log -------------------------------------------------------------------------------------
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
+        """Set the learning rates as Stable-Baselines3 does, with warmup and a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
+        warmup_iterations = self.arguments.warmup_iterations
+        if self.n_iterations < warmup_iterations:
+            learning_rate *= (self.n_iterations + 1) / (warmup_iterations + 1)
         self.logger.record("train/learning_rate", learning_rate)
         for group in optimizers.param_groups:
             group["lr"] = learning_rate * (self.critic_factor if group["role"] == "critic" else 1.0)

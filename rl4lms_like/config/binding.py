@@ -443,7 +443,10 @@ def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], R
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a valid config as plain data with all arguments in the `args` of its components."""
+    """Return a copy of a valid config as plain data with all arguments in the `args` of its components.
+
+    The default of a size in tokens is left out where the size is given in episodes.
+    """
     blocks = copy.deepcopy(dict(mapping))
     needs_critic = True
     for path, block, registry in _components(blocks):
@@ -461,7 +464,11 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
         if path == "alg.policy" and not needs_critic:
             args = {"critic": "none", **args}
         checked, _ = check_component(registry, target, args, "")
-        block["args"] = _complete(target, changed(checked, _complete_nested), FILLED_IN.get(registry.kind, ()))
+        complete = _complete(target, changed(checked, _complete_nested), FILLED_IN.get(registry.kind, ()))
+        for in_episodes, in_tokens in getattr(target, "IN_EPISODES", {}).items():
+            if complete.get(in_episodes) is not None and checked.get(in_tokens) is None:
+                complete.pop(in_tokens, None)
+        block["args"] = complete
 
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})

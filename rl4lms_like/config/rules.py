@@ -58,6 +58,7 @@ from rl4lms_like.system.schema import Rule, join
 from rl4lms_like.system.wording import shown
 
 BEST, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
+EARLY_STOPPING = "train_evaluation.early_stopping"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
@@ -206,6 +207,14 @@ def whole_groups(alg: Algorithm, env: EnvConfig) -> Issues:
         yield ConfigIssue("env.vec_env", "must be text if alg.args.group_size is above 1")
 
 
+def rollouts_in_episodes(alg: Algorithm, env: EnvConfig) -> Issues:
+    """Check that generation batches of `n_envs` episodes fill a rollout exactly."""
+    n_episodes = alg.arguments.n_episodes
+    if n_episodes is not None and n_episodes % env.n_envs:
+        text = f"must be a multiple of env.n_envs, {env.n_envs} episodes that are generated together; got {n_episodes}"
+        yield ConfigIssue("alg.args.n_episodes", text)
+
+
 def masks_for_nlpo(alg: Algorithm, policy: PolicyArguments, policy_id: str) -> Issues:
     """Check that `nlpo` is used with a maskable policy, and vice versa."""
     learns_masks = isinstance(alg.arguments, NLPOArguments)
@@ -323,6 +332,14 @@ def metric_of_best_model(train_evaluation: TrainEvaluationConfig) -> Issues:
         yield from _unreported(f"{BEST}.metric", best.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
 
 
+def metric_of_early_stopping(train_evaluation: TrainEvaluationConfig) -> Issues:
+    """Check that the metric that ends the training is reported."""
+    stopping = train_evaluation.early_stopping
+    if stopping is not None:
+        path = f"{EARLY_STOPPING}.metric"
+        yield from _unreported(path, stopping.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
+
+
 def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metrics which must not fall are reported."""
     for index, held_out in enumerate(doctor.held_out):
@@ -339,10 +356,10 @@ def reads_run_reward(config: RunConfig) -> bool:
             return False
         known += metric.keys
 
-    best = config.train_evaluation.keep_best
     selected = [held_out.metric for held_out in config.doctor.held_out]
-    if best is not None:
-        selected.append(best.metric)
+    for choice in (config.train_evaluation.keep_best, config.train_evaluation.early_stopping):
+        if choice is not None:
+            selected.append(choice.metric)
     return any(_is_among(key, RUN_REWARD_KEYS) and not _is_among(key, known) for key in selected)
 
 
@@ -413,6 +430,7 @@ ON_POLICY: tuple[Rule, ...] = (
     arguments_of_optimizer,
     sampler_with_rewards,
     whole_groups,
+    rollouts_in_episodes,
     masks_for_nlpo,
     family_of_policy,
     lengths_of_evaluations,
@@ -426,6 +444,7 @@ ON_POLICY: tuple[Rule, ...] = (
     algorithm_with_split_weights,
     policy_with_split_weights,
     metric_of_best_model,
+    metric_of_early_stopping,
     held_out_metrics,
 )
 OFFLINE: tuple[Rule, ...] = (
@@ -539,8 +558,17 @@ def responses_without_end(env: EnvConfig) -> Notices:
 
 def small_minibatches(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
     """Report minibatches so small that the gradient is noisy."""
+    if alg.values.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has minibatches
+        return
+    in_episodes = alg.arguments.minibatch_episodes
+    if in_episodes is not None:
+        if in_episodes < FEW_EPISODES:
+            message = f"the gradient of {in_episodes} is noisy; use {FEW_EPISODES} or more"
+            yield Notice("alg.args.minibatch_episodes", message)
+        return
+
     batch_size = alg.values.get("batch_size")
-    if batch_size is None or alg.values.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has them
+    if batch_size is None:
         return
     length = _longest_episode(policy, policy_id, env)
     n_episodes = max(batch_size // length, 1)
@@ -548,6 +576,22 @@ def small_minibatches(alg: Algorithm, policy: PolicyArguments, policy_id: str, e
         plural = "s" if n_episodes > 1 else ""
         message = f"{batch_size} tokens are {n_episodes} episode{plural} of {length} tokens, so the gradient is noisy"
         yield Notice("alg.args.batch_size", f"{message}; {FEW_EPISODES * length} or more hold {FEW_EPISODES}")
+
+
+def schedules_without_effect(alg: Algorithm, train_evaluation: TrainEvaluationConfig) -> Notices:
+    """Report a warm-up that lasts the whole run, and early stopping that cannot come before its end."""
+    n_iters = train_evaluation.n_iters
+    warmup = alg.arguments.warmup_iterations
+    if warmup and warmup >= n_iters:
+        message = f"{warmup} iterations of {n_iters}: the learning rate never reaches that of the schedule"
+        yield Notice("alg.args.warmup_iterations", message)
+
+    stopping = train_evaluation.early_stopping
+    if stopping is not None:
+        first_stop = stopping.patience * train_evaluation.eval_every
+        if first_stop >= n_iters:
+            message = f"can end the run after {first_stop} iterations at the earliest, and it has {n_iters}"
+            yield Notice("train_evaluation.early_stopping.patience", message)
 
 
 def short_lambda(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
@@ -588,6 +632,7 @@ NOTICES: tuple[Rule, ...] = (
     uncorrected_truncation,
     responses_without_end,
     small_minibatches,
+    schedules_without_effect,
     short_lambda,
     default_learning_rate,
 )
