@@ -88,7 +88,7 @@ def check_reward_function(
     """
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
-    reward = reward_of(reward_fn)
+    reward: AnyReward = reward_of(reward_fn)
     copied_samples = copy.deepcopy(list(samples))  # for the reward, whose changes must not reach the caller
     if tokenizer is None:
         from rl4lms_like.testing.models import make_tokenizer
