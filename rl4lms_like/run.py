@@ -253,6 +253,7 @@ def _train(
 
     from rl4lms_like.estimates.memory import explaining
     from rl4lms_like.tracking.base import SilentTracker, Tracker
+    from rl4lms_like.training.model_card import write_model_card
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
@@ -308,6 +309,8 @@ def _train(
             finally:
                 if ranks.is_main:
                     _write_report(tracker)
+            if ranks.is_main:
+                write_model_card(tracker.run_path)
             tracker.finish()
     finally:
         close()

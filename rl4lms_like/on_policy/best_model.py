@@ -23,9 +23,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.checkpoints import write_folder
-
-FOLDER = "best"
-FILE = "best.json"
+from rl4lms_like.training.saved_model import BEST, BEST_FILE
 
 
 class BestModel(Callback):
@@ -84,10 +82,10 @@ class BestModel(Callback):
 
     def _write(self, best: dict[str, Any]) -> None:
         def write(partial: Path) -> None:
-            self.run.policy.save_model(partial, self.run.tokenizer)
-            (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+            self.run.save_model(partial)
+            (partial / BEST_FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
-        folder = self.tracker.run_path / FOLDER
+        folder = self.tracker.run_path / BEST
         with saving(f"the best model to {folder}"):
             write_folder(folder, write)
         self.tracker.log_info(

@@ -15,7 +15,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -664,11 +664,17 @@ class LMActorCriticPolicy(BasePolicy):
             return plain_copy(self.policy_model)
         return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
 
-    def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    def save_model(
+        self,
+        folder: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> Path:
         """Save the language model and the tokenizer so that `AutoModel*.from_pretrained(folder)` loads them.
 
         With `peft` only the adapters are saved, unless `merge_on_save` is set. Dropout rates and the generation config
-        are those of the initial checkpoint.
+        are those of the initial checkpoint, but for the end tokens if `eos_token_ids` are given.
         """
         return save_language_model(
             self.policy_model,
@@ -676,6 +682,7 @@ class LMActorCriticPolicy(BasePolicy):
             tokenizer,
             checkpoint_dropout=self._saved_dropout,
             merge=self.arguments.merge_on_save,
+            eos_token_ids=eos_token_ids,
         )
 
     def save_critic(self, folder: str | Path) -> Path:
