@@ -55,6 +55,7 @@ class Destinations:
     experiment_name: str
     entity_name: str | None = None
     log_to_wandb: bool = False
+    log_to_trackio: bool = False
     quiet: bool = False
     tensorboard_log: str | Path | None = None
     wandb_project: str | None = None
@@ -68,6 +69,7 @@ def train(
     entity_name: str | None = None,
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     overrides: Sequence[str] = (),
     replay: str | Path | None = None,
     new: bool = False,
@@ -81,6 +83,7 @@ def train(
         entity_name: of Weights & Biases.
         base_path_to_store_results: first folder.
         log_to_wandb: log to Weights & Biases.
+        log_to_trackio: log to Trackio.
         overrides: `train_evaluation.n_iters=200`, applied in order.
         replay: value of `train_evaluation.replay`; default: the config's.
         new: start a new run in any case.
@@ -102,6 +105,7 @@ def train(
         entity_name=entity_name,
         base_path_to_store_results=base_path_to_store_results,
         log_to_wandb=log_to_wandb,
+        log_to_trackio=log_to_trackio,
         new=new,
     )
 
@@ -114,6 +118,7 @@ def train_config(
     entity_name: str | None = None,
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
     tensorboard_log: str | Path | None = None,
     wandb_project: str | None = None,
@@ -171,6 +176,7 @@ def train_config(
             experiment_name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
             tensorboard_log=tensorboard_log,
             wandb_project=wandb_project,
@@ -185,6 +191,7 @@ def resume(
     overrides: Sequence[str] = (),
     entity_name: str | None = None,
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
@@ -195,6 +202,7 @@ def resume(
         overrides: `train_evaluation.n_iters=200`, applied in order.
         entity_name: of Weights & Biases.
         log_to_wandb: as for `train`.
+        log_to_trackio: as for `train`.
         quiet: print only warnings.
         trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
 
@@ -231,6 +239,7 @@ def resume(
             folder.name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
         )
 
@@ -276,6 +285,7 @@ def _train(
             experiment_name=destinations.experiment_name,
             entity_name=destinations.entity_name,
             wandb_log=destinations.log_to_wandb,
+            trackio_log=destinations.log_to_trackio,
             tensorboard_log=tensorboard_log,
             wandb_project=destinations.wandb_project,
             quiet=destinations.quiet,

@@ -35,7 +35,8 @@ def run(options: argparse.Namespace) -> None:
         if options.replay is not None:
             message = "a run resumes with the rollouts that it began with; remove the option"
             raise ConfigError([ConfigIssue("--replay", message)], "the command line")
-        resume(options.resume, **arguments_of(options, "overrides entity_name log_to_wandb trust_remote_code"))
+        names = "overrides entity_name log_to_wandb log_to_trackio trust_remote_code"
+        resume(options.resume, **arguments_of(options, names))
         return
 
     # The option permits what the config in a run's folder asks for, which may come from another user. A file that the
@@ -45,7 +46,8 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
     from rl4lms_like.run import train
 
-    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb log_to_trackio"
+    names += " overrides replay new"
     train(options.config or options.config_path, **arguments_of(options, names))
 
 
