@@ -41,6 +41,7 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import PassLimits, own_batches
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.seeding import derived_seed
@@ -141,6 +142,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     ) -> None:
         if isinstance(arguments.get("critic_pretrain"), Mapping):
             arguments["critic_pretrain"] = CriticPretraining(**arguments["critic_pretrain"])
+        refuse_names_of_elsewhere(type(self).__name__, arguments, self.arguments_class.__dataclass_fields__, "alg.args")
         self.arguments = self.arguments_class(**arguments)
         policy_kwargs = dict(policy_kwargs or {})
         self._check_arguments(arguments, policy_kwargs, kl_controller, norm_reward, is_loaded=not _init_setup_model)

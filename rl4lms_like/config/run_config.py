@@ -19,10 +19,11 @@ from typing import Any, Literal, TypeAlias
 
 from rl4lms_like.config.binding import RunKind, bind, run_kind
 from rl4lms_like.config.component import Arguments, ComponentConfig
-from rl4lms_like.config.cross_checks import cross_check, data_issues, with_key_of_here
+from rl4lms_like.config.cross_checks import cross_check, data_issues
 from rl4lms_like.config.doctor import DoctorConfig
 from rl4lms_like.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
+from rl4lms_like.core.keys_elsewhere import with_equivalent
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
 from rl4lms_like.small_models.embedded import TinyModelConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -499,7 +500,7 @@ def parse_config(
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
     found = list(dict.fromkeys([*found, *wrong]))
-    found = [with_key_of_here(issue, is_rl=kind is RunConfig) for issue in found]
+    found = [with_equivalent(issue, is_rl=kind is RunConfig) for issue in found]
     if found:
         reported = _in_order_of(mapping, found)[:MAX_ISSUES]
         more = [ConfigIssue("", f"and {len(found) - len(reported)} more")] if len(found) > len(reported) else []

@@ -21,6 +21,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import TrainingArguments
 
 from rl4lms_like.config.run_config import OfflineConfig
+from rl4lms_like.core.keys_elsewhere import with_equivalent
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.system.ranks import is_distributed
@@ -70,7 +71,7 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     values, issues = check_arguments(TrainingArguments, settable, PATH)
     issues += _further_issues(configured, values)
     if issues:
-        raise ConfigError(issues)
+        raise ConfigError([with_equivalent(issue, is_rl=False) for issue in issues])
 
     values = _defaults(config, values) | values
     values |= {

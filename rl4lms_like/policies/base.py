@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
@@ -98,6 +99,8 @@ class LMActorCriticPolicy(BasePolicy):
         use_sde: bool = False,
         **arguments: Any,
     ) -> None:
+        known = self.arguments_class.__dataclass_fields__
+        refuse_names_of_elsewhere(type(self).__name__, arguments, known, "alg.policy.args")
         self.arguments = self.arguments_class(**arguments)
         super().__init__(
             observation_space,
