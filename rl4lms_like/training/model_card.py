@@ -74,12 +74,12 @@ class CardSamples:
 
 
 def write_model_card(run_folder: Path) -> None:
-    """Write the card of a finished run's model; a failure is only logged, since the model itself is saved."""
+    """Write the card of a run's final model; a failure is only logged, since the run itself has succeeded."""
     try:
         saved = find_saved_model(run_folder / MODEL)
         if saved is not None:
             write_whole(saved.folder / FILE, model_card(saved))
-    except (RL4LMsLikeError, OSError) as error:
+    except Exception as error:
         logger.warning("the model card could not be written: %s", error)
 
 
@@ -201,8 +201,8 @@ def _facts(saved: SavedModel, run: RunRecord) -> list[tuple[str, str]]:
         last = run.iterations[-1]
         unit = "iterations" if isinstance(config, RunConfig) else "steps"
         length = f"{last['iteration']} {unit}"
-        if last.get("timesteps"):
-            length += f", {last['timesteps']:,} tokens"
+        if n_tokens := number(last.get("timesteps")):
+            length += f", {n_tokens:,.0f} tokens"
         facts.append(("Training", length))
     facts.append(("Seed", str(config.seed)))
     return facts
