@@ -114,12 +114,16 @@ def test_of_an_interrupted_run_the_model_of_generate_is_pushed_without_its_train
     assert f"{checkpoint} -> " in outcome.stdout
     assert "training_state.safetensors" in outcome.stdout.partition("not uploaded: ")[2]
 
+    loaded = loaded_back(hub, tmp_path, "from transformers import AutoModelForCausalLM", "me/interrupted")
+    assert torch.equal(loaded, scores(AutoModelForCausalLM.from_pretrained(checkpoint)))
+
     files = hub.repositories["me/interrupted"].files
     assert "README.md" in files and "model.safetensors" in files
     assert not any("state" in name or "manifest" in name or name.endswith(".jsonl") for name in files)
     card = files["README.md"].decode()
     assert "not the final model of its run but `checkpoints/iteration_00002`" in card
     assert "| val | before training | after 2 iterations |" in card
+    assert "The first prompts of the split `val`." in card and "Response after 2 iterations" in card
 
 
 def test_an_adapter_is_loaded_back_by_peft_and_replaces_whole_weights(hub, tiny_config, tmp_path):
@@ -141,10 +145,13 @@ def test_an_adapter_is_loaded_back_by_peft_and_replaces_whole_weights(hub, tiny_
     torch.testing.assert_close(loaded, merged)
 
 
-def test_a_preference_run_is_pushed(hub, tiny_gpt2_dir, tmp_path):
+def test_a_preference_run_is_pushed_and_loaded_back(hub, tiny_gpt2_dir, tmp_path):
     run = trained(blocks("dpo", tiny_gpt2_dir, written(tmp_path)), tmp_path)
     outcome = push(hub, run, "me/preferred")
     assert outcome.returncode == 0, outcome.stderr
+    loaded = loaded_back(hub, tmp_path, "from transformers import AutoModelForCausalLM", "me/preferred")
+    assert torch.equal(loaded, scores(AutoModelForCausalLM.from_pretrained(run / "model")))
+
     card = hub.repositories["me/preferred"].files["README.md"].decode()
     assert "| Algorithm | `dpo` |" in card and "`rewards/accuracies`" in card and "after 2 epochs" in card
     assert ModelCard(card).data.to_dict()["tags"] == ["rl4lms-like", "fine-tuning", "dpo"]

@@ -353,23 +353,29 @@ def _score(value: Any) -> str:
 
 def _samples(run: RunRecord, epoch: float, unit: str) -> CardSamples | None:
     """Return the first prompts of a split that has texts, with their responses before training and of the model."""
-    for split in ("test", "val"):
-        files = run.predictions.get(split, {})
-        epochs = _before_and_after(list(files), epoch)
-        if not epochs:
-            continue
+    # `test` if it was evaluated with this model; it is not in the midst of a run.
+    split = "test"
+    epochs: list[Epoch] = []
+    for candidate in ("test", "val"):
+        epochs_of_candidate = _before_and_after(list(run.predictions.get(candidate, {})), epoch)
+        if len(epochs_of_candidate) > len(epochs):
+            split = candidate
+            epochs = epochs_of_candidate
+    if not epochs:
+        return None
 
-        # The same samples in the same order at every evaluation.
-        rows_by_epoch = [(evaluated, read_predictions(files[evaluated])[:N_SAMPLES]) for evaluated in epochs]
-        items = []
-        for i, row in enumerate(rows_by_epoch[0][1]):
-            responses = []
-            for evaluated, rows in rows_by_epoch:
-                if i < len(rows):
-                    responses.append((_column(evaluated, unit), _code_block(rows[i].get("generated_text"))))
-            items.append(CardSample(_code_block(row.get("prompt_text")), responses))
-        return CardSamples(split, items)
-    return None
+    # The same samples in the same order at every evaluation.
+    rows_by_epoch = []
+    for evaluated in epochs:
+        rows_by_epoch.append((evaluated, read_predictions(run.predictions[split][evaluated])[:N_SAMPLES]))
+    samples = []
+    for i, row in enumerate(rows_by_epoch[0][1]):
+        responses = []
+        for evaluated, rows in rows_by_epoch:
+            if i < len(rows):
+                responses.append((_column(evaluated, unit), _code_block(rows[i].get("generated_text"))))
+        samples.append(CardSample(_code_block(row.get("prompt_text")), responses))
+    return CardSamples(split, samples)
 
 
 def _code_block(text: Any) -> str:
