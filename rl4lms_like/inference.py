@@ -14,9 +14,9 @@ from stable_baselines3.common.utils import get_device
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
-from rl4lms_like.config.load import load_config, parse_config
+from rl4lms_like.config.load import load_config
 from rl4lms_like.config.rules import reads_run_reward
-from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, TokenizerConfig
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.observation import TextLayout
@@ -31,7 +31,7 @@ from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.system.disk import refuse_links_to_folders, saving
-from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
@@ -46,9 +46,8 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
 )
-from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
-from rl4lms_like.training.resuming.resume import own_config
 from rl4lms_like.training.run_reward import RunReward, connect, is_run_reward, reports_run_reward
+from rl4lms_like.training.saved_model import find_saved_model, saved_with_model
 
 
 def evaluate_run(
@@ -112,7 +111,7 @@ def evaluate_run(
     components = _components(config, reports_reward)
 
     # The tokenizer that was saved with the model. Another config than that of its run may name another chat template.
-    tokenizer_config = _saved_with_model(config, model)
+    tokenizer_config = saved_with_model(config.tokenizer, model)
     if config_path is not None:
         tokenizer_config = replace(tokenizer_config, chat_template=config.tokenizer.chat_template)
     tokenizer = build_tokenizer(tokenizer_config)
@@ -224,10 +223,11 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     silence_libraries()
-    config, run_model = _run_of(Path(model))
+    saved = find_saved_model(Path(model))
+    config = None if saved is None else saved.config
     if config is not None:
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
-    name = run_model or _model_name(model)
+    name = _model_name(model) if saved is None else str(saved.folder)
 
     # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
     arguments = _policy_arguments(config).get("generation_kwargs")
@@ -240,7 +240,7 @@ def generate_texts(
         arguments["top_k"] = top_k
 
     # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
-    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(_saved_with_model(config, name))
+    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(saved_with_model(config.tokenizer, name))
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
 
     responder = responder_of(
@@ -297,58 +297,6 @@ def decoding_arguments(
     return arguments
 
 
-def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
-    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None.
-
-    Raises:
-        RL4LMsLikeError: the run has not saved a model.
-    """
-    if not folder.is_dir():
-        return None, None
-
-    # run/        run/best        run/checkpoints/iteration_00020
-    for run_folder in (folder, folder.parent, folder.parent.parent):
-        try:
-            content = own_config(run_folder)
-        except CheckpointError:
-            continue
-
-        # Any model's folder has a `config.json`, too: only that of a run has this block.
-        if "train_evaluation" not in content:
-            continue
-        model = _model_of(run_folder) if folder == run_folder else folder
-        if _is_model(model):
-            return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
-    return None, None
-
-
-def _model_of(run_folder: Path) -> Path:
-    """Return the folder of a run's model; of an unfinished run, that of its best or its newest model."""
-    if _is_model(run_folder / "model"):
-        return run_folder / "model"
-
-    saved = [run_folder / "best", *reversed(all_in(run_folder / FOLDER))]
-    model = next((model for model in saved if _is_model(model)), None)
-    if model is None:
-        where = "neither in model/ nor in best/ or checkpoints/"
-        why = "it ended before it saved one, or has train_evaluation.save_model: false"
-        raise RL4LMsLikeError(f"the run {run_folder} has no model, {where}: {why}")
-
-    # Not on standard output, which has the texts and scores.
-    print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
-    return model
-
-
-def _saved_with_model(config: AnyConfig, model: str) -> TokenizerConfig:
-    """Return the `tokenizer` block of a run for the tokenizer that was saved with its model."""
-    # A chat template from a file was saved with the model, so that the file itself is no longer needed.
-    return replace(config.tokenizer, model_name=model, chat_template=bool(config.tokenizer.chat_template))
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-
-
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
     """Return the arguments of a run's policy; for a supervised run, those with which a policy generates alike."""
     if config is None:
@@ -373,8 +321,9 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
     """Return the config that describes an evaluation, and the folder or hub id of the model."""
-    run_config, run_model = _run_of(Path(run_or_model))
-    model = run_model or _model_name(run_or_model)
+    saved = find_saved_model(Path(run_or_model))
+    run_config = None if saved is None else saved.config
+    model = _model_name(run_or_model) if saved is None else str(saved.folder)
     config = load_config(config_path, data=False) if config_path else run_config
 
     # A reward model has a head for a score in place of one for tokens.

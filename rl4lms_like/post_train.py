@@ -174,6 +174,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, *, resume: bool, ra
             project_name=results.name,
             experiment_name=(run_folder or first_folder).name,
             log_to_wandb="wandb" in services,
+            log_to_trackio="trackio" in services,
             wandb_project=pipeline.wandb.project_name,
             tensorboard_log=tensorboard_log,
             quiet=pipeline.logging.log_level in ("warning", "error", "critical"),

@@ -56,6 +56,7 @@ class Destinations:
     experiment_name: str
     entity_name: str | None = None
     log_to_wandb: bool = False
+    log_to_trackio: bool = False
     quiet: bool = False
     tensorboard_log: str | Path | None = None
     wandb_project: str | None = None
@@ -69,6 +70,7 @@ def train(
     entity_name: str | None = None,
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     overrides: Sequence[str] = (),
     replay: str | Path | None = None,
     new: bool = False,
@@ -82,6 +84,7 @@ def train(
         entity_name: of Weights & Biases.
         base_path_to_store_results: first folder.
         log_to_wandb: log to Weights & Biases.
+        log_to_trackio: log to Trackio.
         overrides: `train_evaluation.n_iters=200`, applied in order.
         replay: value of `train_evaluation.replay`; default: the config's.
         new: start a new run in any case.
@@ -103,6 +106,7 @@ def train(
         entity_name=entity_name,
         base_path_to_store_results=base_path_to_store_results,
         log_to_wandb=log_to_wandb,
+        log_to_trackio=log_to_trackio,
         new=new,
     )
 
@@ -115,6 +119,7 @@ def train_config(
     entity_name: str | None = None,
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
     tensorboard_log: str | Path | None = None,
     wandb_project: str | None = None,
@@ -172,6 +177,7 @@ def train_config(
             experiment_name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
             tensorboard_log=tensorboard_log,
             wandb_project=wandb_project,
@@ -188,6 +194,7 @@ def resume(
     accepted: Collection[str] = (),
     entity_name: str | None = None,
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
     trust_remote_code: bool = False,
 ) -> Path:
@@ -201,6 +208,7 @@ def resume(
             its results; the run folder lists the changes.
         entity_name: of Weights & Biases.
         log_to_wandb: as for `train`.
+        log_to_trackio: as for `train`.
         quiet: print only warnings.
         trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
 
@@ -237,6 +245,7 @@ def resume(
             folder.name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
         )
 
@@ -259,6 +268,7 @@ def _train(
 
     from rl4lms_like.estimates.memory import explaining
     from rl4lms_like.tracking.base import SilentTracker, Tracker
+    from rl4lms_like.training.model_card import write_model_card
     from rl4lms_like.training.resuming.accepted_changes import record_changes
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
@@ -285,6 +295,7 @@ def _train(
             experiment_name=destinations.experiment_name,
             entity_name=destinations.entity_name,
             wandb_log=destinations.log_to_wandb,
+            trackio_log=destinations.log_to_trackio,
             tensorboard_log=tensorboard_log,
             wandb_project=destinations.wandb_project,
             quiet=destinations.quiet,
@@ -319,6 +330,8 @@ def _train(
             finally:
                 if ranks.is_main:
                     _write_report(tracker)
+            if ranks.is_main:
+                write_model_card(tracker.run_path)
             tracker.finish()
     finally:
         close()

@@ -226,6 +226,7 @@ def test_train_takes_the_flags_of_rl4lms(calls):
         "entity_name": None,
         "base_path_to_store_results": ".",
         "log_to_wandb": True,
+        "log_to_trackio": False,
         "overrides": ["seed=3"],
         "replay": None,
         "new": False,

@@ -34,6 +34,7 @@ from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import PassLimits, own_batches
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.seeding import derived_seed
@@ -134,6 +135,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         **arguments: Any,
     ) -> None:
+        refuse_names_of_elsewhere(type(self).__name__, arguments, self.arguments_class.__dataclass_fields__, "alg.args")
         policy_kwargs = dict(policy_kwargs or {})
         kl = kl_controller.config(norm_reward) if kl_controller else KLConfig(coeff=0.0, norm_reward=norm_reward)
         # A loaded algorithm gets its policy and its KL from its file.

@@ -32,6 +32,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entity_name", help="account or team in Weights & Biases")
     parser.add_argument("--base_path_to_store_results", default=".", help="first part of the run path (.)")
     parser.add_argument("--log_to_wandb", action="store_true", help="log to Weights & Biases")
+    parser.add_argument("--log_to_trackio", action="store_true", help="log to Trackio")
     parser.add_argument("--new", action="store_true", help="start a new run even if one of this config can be resumed")
     add_set(parser)
     add_code(parser)

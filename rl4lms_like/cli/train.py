@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
             message = "a run resumes with the rollouts that it began with; remove the option"
             raise ConfigError([ConfigIssue("--replay", message)], "the command line")
         changes = changes_of(options)
-        names = "overrides entity_name log_to_wandb trust_remote_code"
+        names = "overrides entity_name log_to_wandb log_to_trackio trust_remote_code"
         resume(options.resume, values=changes, accepted=list(changes), **arguments_of(options, names))
         return
 
@@ -52,7 +52,8 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
     from rl4lms_like.run import train
 
-    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb log_to_trackio"
+    names += " overrides replay new"
     train(options.config or options.config_path, **arguments_of(options, names))
 
 

@@ -57,7 +57,7 @@ from rl4lms_like.system.ranks import n_processes
 from rl4lms_like.system.schema import Rule, join
 from rl4lms_like.system.wording import shown
 
-BEST, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
+KEEP_BEST, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
 EARLY_STOPPING = "train_evaluation.early_stopping"
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
@@ -329,7 +329,7 @@ def metric_of_best_model(train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metric of the best model is reported."""
     best = train_evaluation.keep_best
     if best is not None:
-        yield from _unreported(f"{BEST}.metric", best.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
+        yield from _unreported(f"{KEEP_BEST}.metric", best.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
 
 
 def metric_of_early_stopping(train_evaluation: TrainEvaluationConfig) -> Issues:

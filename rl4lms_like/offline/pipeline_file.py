@@ -244,7 +244,7 @@ class LoggingBlock:
         log_level: `warning`, `error` and `critical` print only warnings; `debug` is the same as `info`.
     """
 
-    report_to: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    report_to: list[Literal["tensorboard", "trackio", "wandb"]] = field(default_factory=list)
     logging_dir: str = "./logs"
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
 

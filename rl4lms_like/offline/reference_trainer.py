@@ -54,12 +54,11 @@ from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
+from rl4lms_like.training.saved_model import HEAD
 
 TRAINER_STATE = "trainer_state.json"
 PICKLES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*")
 """Files that transformers' Trainer reads from a checkpoint after the weights, each a pickle."""
-HEAD = "head.safetensors"
-"""File in checkpoints of a reward model with adapters: the weights of its output layer."""
 
 
 class ReferenceTrainer(Trainer):

@@ -27,7 +27,7 @@ from rl4lms_like.config.rules import SUPERVISED, unknown_metric
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
-from rl4lms_like.offline.reference_trainer import HEAD, ReferenceTrainer, ResumeState, trained
+from rl4lms_like.offline.reference_trainer import ReferenceTrainer, ResumeState, trained
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
@@ -43,6 +43,7 @@ from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_s
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import LEARNED_TURNS, frozen_digests
+from rl4lms_like.training.saved_model import HEAD
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +278,7 @@ class SupervisedTrainer:
                 run.tokenizer,
                 checkpoint_dropout=run.dropout_rates,
                 merge=run.config.alg.merge_on_save and not is_checkpoint,
+                eos_token_ids=run.eos_token_ids,
             )
 
             # A final model with merged adapters has its head in the model's files.

@@ -23,6 +23,7 @@ from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from rl4lms_like.config.run_config import OfflineConfig
+from rl4lms_like.core.keys_elsewhere import with_equivalent
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.system.ranks import is_distributed
@@ -87,7 +88,7 @@ def make_training_arguments(
     values, issues = check_arguments(TrainingArguments, settable, PATH)
     issues += _further_issues(configured, values)
     if issues:
-        raise ConfigError(issues)
+        raise ConfigError([with_equivalent(issue, is_rl=False) for issue in issues])
 
     values = _defaults(config, values) | values
     values |= {

@@ -107,8 +107,9 @@ class AssembledRun:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
+        end_tokens_of_responses = self.env.get_attr("eos_token_ids", [0])[0]
         with saving(f"the model to {folder}"):
-            return Path(self.policy.save_model(folder, self.tokenizer))
+            return Path(self.policy.save_model(folder, self.tokenizer, eos_token_ids=end_tokens_of_responses))
 
 
 def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:

@@ -15,7 +15,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.config.rules import BEST, unknown_metric
+from rl4lms_like.config.rules import KEEP_BEST, unknown_metric
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.system.disk import saving
@@ -23,9 +23,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.checkpoints import write_folder
-
-FOLDER = "best"
-FILE = "best.json"
+from rl4lms_like.training.saved_model import BEST, BEST_FILE
 
 
 class BestModel(Callback):
@@ -42,7 +40,7 @@ class BestModel(Callback):
         self.epoch: int | None = None
         self.score: float | None = None
         if self.keep_best is not None:
-            check_has_val(run, BEST)
+            check_has_val(run, KEEP_BEST)
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
@@ -55,7 +53,7 @@ class BestModel(Callback):
             return
         metric = self.keep_best.metric
         mode = self.keep_best.mode
-        score = score_of(evaluation, metric, BEST)
+        score = score_of(evaluation, metric, KEEP_BEST)
         if score is None or not is_better(score, self.score, mode):
             return
 
@@ -76,10 +74,10 @@ class BestModel(Callback):
 
     def _write(self, best: dict[str, Any]) -> None:
         def write(partial: Path) -> None:
-            self.run.policy.save_model(partial, self.run.tokenizer)
-            (partial / FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
+            self.run.save_model(partial)
+            (partial / BEST_FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
-        folder = self.tracker.run_path / FOLDER
+        folder = self.tracker.run_path / BEST
         with saving(f"the best model to {folder}"):
             write_folder(folder, write)
         self.tracker.log_info(

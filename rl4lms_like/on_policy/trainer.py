@@ -27,6 +27,7 @@ from rl4lms_like.on_policy.early_stopping import EarlyStopping
 from rl4lms_like.on_policy.replay import Replay, origin_of
 from rl4lms_like.on_policy.resume_point import ResumePoint
 from rl4lms_like.on_policy.rollout_files import Recorder, delete_later_rollouts
+from rl4lms_like.on_policy.sample_responses import sample_responses
 from rl4lms_like.on_policy.token_credit import TokenCredit
 from rl4lms_like.rollouts.text_rollouts import RunHooks
 from rl4lms_like.system.disk import saving
@@ -172,6 +173,8 @@ class OnPolicyTrainer:
         completed = self.current_iter
         if completed % self.schedule.eval_every == 0:
             self.evaluate(("val",) if completed else ("val", "test"))  # test only before and after the training
+            if responses := sample_responses(self.run):
+                self.tracker.log_responses(completed, responses)
 
         is_due = completed > 0 and completed % self.schedule.save_every == 0
         if is_due and self.schedule.save_model and not self.resume_point.is_saved:

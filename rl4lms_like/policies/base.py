@@ -15,7 +15,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
@@ -97,6 +98,8 @@ class LMActorCriticPolicy(BasePolicy):
         use_sde: bool = False,
         **arguments: Any,
     ) -> None:
+        known = self.arguments_class.__dataclass_fields__
+        refuse_names_of_elsewhere(type(self).__name__, arguments, known, "alg.policy.args")
         self.arguments = checked_block(self.arguments_class, arguments, "the policy's arguments")
         super().__init__(
             observation_space,
@@ -662,11 +665,17 @@ class LMActorCriticPolicy(BasePolicy):
             return plain_copy(self.policy_model)
         return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
 
-    def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    def save_model(
+        self,
+        folder: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> Path:
         """Save the language model and the tokenizer so that `AutoModel*.from_pretrained(folder)` loads them.
 
         With `peft` only the adapters are saved, unless `merge_on_save` is set. Dropout rates and the generation config
-        are those of the initial checkpoint.
+        are those of the initial checkpoint, but for the end tokens if `eos_token_ids` are given.
         """
         return save_language_model(
             self.policy_model,
@@ -674,6 +683,7 @@ class LMActorCriticPolicy(BasePolicy):
             tokenizer,
             checkpoint_dropout=self._saved_dropout,
             merge=self.arguments.merge_on_save,
+            eos_token_ids=eos_token_ids,
         )
 
     def save_critic(self, folder: str | Path) -> Path:

@@ -59,12 +59,8 @@ CHECKPOINTS = "checkpoints"
 ROLLOUTS = "rollouts"
 REPORT_FILE = "report.html"
 START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE}
-START_FILES |= {
-    CHANGES_FILE,
-    ROLLOUTS,
-    "wandb",
-    "wandb_run.json",
-}  # the first rollout precedes the first iteration's lines
+START_FILES |= {CHANGES_FILE, "wandb", "wandb_run.json", "trackio_run.json"}
+START_FILES.add(ROLLOUTS)  # the first rollout precedes the first iteration's lines
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}  # as some network file systems raise
 _ESCAPED = "backslashreplace"  # lone surrogates, which are invalid in UTF-8, become the JSON escape `\ud83d`
 logger = logging.getLogger(__name__)
