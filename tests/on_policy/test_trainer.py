@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_saved_does_not_hide_why_the_run_ended(tiny_confi
             raise ZeroDivisionError("the reason")
         original(self, iteration, n_iterations, hooks)
 
-    def full_disk(self, *args):
+    def full_disk(self, *args, **kwargs):
         raise OSError("no space left")
 
     monkeypatch.setattr(PPO, "learn_iteration", failing)
