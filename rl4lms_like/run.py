@@ -16,7 +16,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -216,6 +216,8 @@ def resume(
     path: str | Path,
     *,
     overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    accepted: Collection[str] = (),
     entity_name: str | None = None,
     log_to_wandb: bool = False,
     quiet: bool = False,
@@ -226,6 +228,9 @@ def resume(
     Args:
         path: the run's folder, or one of its checkpoints.
         overrides: `train_evaluation.n_iters=200`, applied in order.
+        values: config path -> value that replaces that of the run, such as a function of this process.
+        accepted: config paths, of keys or blocks, whose values may differ from those of the run, although that affects
+            its results; the run folder lists the changes.
         entity_name: of Weights & Biases.
         log_to_wandb: as for `train`.
         quiet: print only warnings.
@@ -249,7 +254,7 @@ def resume(
         if is_main_process():  # the others only read
             lock = hold_run(path)
             stack.callback(lock.release)
-        resumed = resumption(path, overrides)
+        resumed = resumption(path, overrides, values=values, accepted=accepted)
 
         # The config is a file of the run's folder, which may be of another user: no code is trusted because of it.
         blocks = resumed.config.to_dict()
@@ -296,6 +301,7 @@ def _train(
 
     from rl4lms_like.estimates.memory import explaining
     from rl4lms_like.tracking.base import SilentTracker, Tracker
+    from rl4lms_like.training.resuming.accepted_changes import record_changes
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
@@ -311,6 +317,9 @@ def _train(
 
     def open_tracker() -> Path:
         nonlocal tracker
+        # Before `config.json` has the new values: if the process is killed in between, the run still has the old ones.
+        if resumed is not None and resumed.checkpoint is not None:
+            record_changes(resumed.run_folder, resumed.changes)
         tracker = Tracker(
             base_path_to_store_results=destinations.base,
             run_config=config.to_dict(),
@@ -341,7 +350,8 @@ def _train(
             checkpoint = None if resumed is None else resumed.checkpoint
             if resumed is not None and checkpoint is None:
                 tracker.cut_files({})
-            for message in [*messages, *config.notices]:
+            changes = () if resumed is None else resumed.changes
+            for message in [*messages, *(f"accepted change: {change}" for change in changes), *config.notices]:
                 tracker.log_info(str(message))
             tracker.log_environment(environment(get_device(config.device)))
 
