@@ -1,6 +1,6 @@
 """Fine-tune language models with reinforcement learning on any reward function.
 
-    from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
+    from rl4lms_like import Run
 
 Names are imported on first use, so that `import rl4lms_like` loads neither torch nor transformers. The import registers
 the environment `rl4lms_like/TextGen-v0` with Gymnasium.
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
+    from rl4lms_like.python_api.python_run import Run, train
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
     from rl4lms_like.rollouts.kl import make_kl_controller
     from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
-    from rl4lms_like.run import train
     from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
     from rl4lms_like.system.import_paths import use_code_from
     from rl4lms_like.tracking.base import Tracker
@@ -68,6 +68,7 @@ _MODULES = {
     "REWARDS": "rewards",
     "RL4LMsLikeError": "system.errors",
     "RewardFunction": "rewards.base",
+    "Run": "python_api.python_run",
     "SAO": "algorithms.sao",
     "Sample": "core.sample",
     "Seq2SeqLMActorCriticPolicy": "policies.base",
@@ -81,7 +82,7 @@ _MODULES = {
     "assemble": "on_policy.assemble",
     "load_config": "config.run_config",
     "make_kl_controller": "rollouts.kl",
-    "train": "run",
+    "train": "python_api.python_run",
     "use_code_from": "system.import_paths",
     "with_text_rollouts": "rollouts.text_rollouts",
 }
@@ -107,6 +108,7 @@ __all__ = [
     "REWARDS",
     "RL4LMsLikeError",
     "RewardFunction",
+    "Run",
     "SAO",
     "Sample",
     "Seq2SeqLMActorCriticPolicy",

@@ -1,8 +1,7 @@
 """Train a run from its config to its results folder: used by `Run` and by the commands.
 
-    train_config    config ─ an unfinished run of it? ─────────────────┐
-    continue_run    run folder, config ─ its newest checkpoint ────────┤
-    resume          run folder ─ its config, its newest checkpoint ────┴─ _train ─ objects, folder, trainer, report
+    train_config    config ─ an unfinished run of it? ─────────────┐
+    resume          run folder ─ its config, its newest checkpoint ┴─ _train ─ objects, folder, trainer, report
 
     deterministic: true     operations without a deterministic implementation are an error; no cuDNN benchmarking
     environment.json        software versions, processor and threads of a run; one entry for each change
@@ -90,7 +89,7 @@ def train_config(
         new: start a new run in any case.
         ranks: the processes that train together, if the caller has connected them already.
         on_folder: called with the run folder once it is known, before the training.
-        keep_last_state: keep the state of an RL run after its last iteration, for `continue_run`.
+        keep_last_state: keep the state of an RL run after its last iteration, to continue it to more iterations.
 
     Returns:
         The run folder.
@@ -161,57 +160,6 @@ def train_config(
         )
 
 
-def continue_run(
-    run_folder: Path,
-    config: AnyConfig,
-    *,
-    entity_name: str | None = None,
-    log_to_wandb: bool = False,
-    quiet: bool = False,
-    tensorboard_log: str | Path | None = None,
-    wandb_project: str | None = None,
-) -> Path:
-    """Continue the run in a folder with its config, whose length may be another; the run may be finished.
-
-    Args:
-        run_folder: folder of the run.
-        config: config of the run.
-        entity_name: as for `train_config`.
-        log_to_wandb: as for `train_config`.
-        quiet: as for `train_config`.
-        tensorboard_log: as for `train_config`.
-        wandb_project: as for `train_config`.
-
-    Returns:
-        The run folder.
-
-    Raises:
-        CheckpointError: there is no intact checkpoint to continue from.
-        ConfigError: the config would change the results of the run.
-        RL4LMsLikeError: the run failed; subclasses name the cause.
-    """
-    from rl4lms_like.training.resuming.resume import continuation, hold_run
-
-    folder = run_folder.resolve()
-    destinations = Destinations(
-        folder.parent.parent,
-        folder.parent.name,
-        folder.name,
-        entity_name=entity_name,
-        log_to_wandb=log_to_wandb,
-        quiet=quiet,
-        tensorboard_log=tensorboard_log,
-        wandb_project=wandb_project,
-    )
-    with ExitStack() as stack:
-        lock: FileLock | None = None
-        if is_main_process():  # the others only read
-            lock = hold_run(folder)
-            stack.callback(lock.release)
-        resumed = replace(continuation(folder, config), lock=lock)
-        return _continue(resumed, destinations, stack, keep_last_state=True)
-
-
 def resume(
     path: str | Path,
     *,
@@ -221,9 +169,12 @@ def resume(
     entity_name: str | None = None,
     log_to_wandb: bool = False,
     quiet: bool = False,
+    tensorboard_log: str | Path | None = None,
+    wandb_project: str | None = None,
     trust_remote_code: bool = False,
+    keep_last_state: bool = False,
 ) -> Path:
-    """Resume a run that ended early, from its newest checkpoint or a given one.
+    """Resume a run that ended early or is to become longer, from its newest checkpoint or a given one.
 
     Args:
         path: the run's folder, or one of its checkpoints.
@@ -232,9 +183,12 @@ def resume(
         accepted: config paths, of keys or blocks, whose values may differ from those of the run, although that affects
             its results; the run folder lists the changes.
         entity_name: of Weights & Biases.
-        log_to_wandb: as for `train`.
+        log_to_wandb: as for `train_config`.
         quiet: print only warnings.
+        tensorboard_log: as for `train_config`.
+        wandb_project: as for `train_config`.
         trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
+        keep_last_state: as for `train_config`.
 
     Returns:
         The run folder.
@@ -245,6 +199,7 @@ def resume(
             run that is not trusted.
         RL4LMsLikeError: the run failed; subclasses name the cause.
     """
+    from rl4lms_like.on_policy.replay import with_replay
     from rl4lms_like.system.import_paths import refuse_unless_trusted
     from rl4lms_like.training.resuming.resume import hold_run, resumption
 
@@ -269,21 +224,15 @@ def resume(
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
             quiet=quiet,
+            tensorboard_log=tensorboard_log,
+            wandb_project=wandb_project,
         )
 
-        return _continue(replace(resumed, lock=lock), destinations, stack)
-
-
-def _continue(
-    resumed: Resumption, destinations: Destinations, stack: ExitStack, *, keep_last_state: bool = False
-) -> Path:
-    """Train a run from where it resumes, with the settings of its config for the process; return its folder."""
-    from rl4lms_like.on_policy.replay import with_replay
-
-    ranks = stack.enter_context(process_ranks(resumed.config.distributed.timeout))
-    stack.enter_context(deterministic_operations(resumed.config.deterministic))
-    config = with_replay(resumed.config)
-    return _train(config, destinations, resumed, ranks=ranks, keep_last_state=keep_last_state)
+        ranks = stack.enter_context(process_ranks(resumed.config.distributed.timeout))
+        stack.enter_context(deterministic_operations(resumed.config.deterministic))
+        config = with_replay(resumed.config)
+        resumed = replace(resumed, lock=lock)
+        return _train(config, destinations, resumed, ranks=ranks, keep_last_state=keep_last_state)
 
 
 def _train(

@@ -168,7 +168,7 @@ class DataFiles(Splitting):
         file = self.data_files.get(split)
         if file is None:
             files = ", ".join(self.data_files)
-            raise DataPoolError(f"data_files has no file for split {split!r}, it has {files}; null leaves a split empty")
+            raise DataPoolError(f"data_files has no file for split {split!r}, it has {files}; null makes it empty")
         return with_home(file)
 
     def rows(self, split: str, read: Callable[[Path], Iterable[T]]) -> tuple[Iterator[tuple[int, T]], str]:

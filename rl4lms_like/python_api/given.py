@@ -1,10 +1,10 @@
-"""What is given to `Run` as objects -> blocks of a config.
+"""Blocks of a config from what is given to `Run` as objects.
 
-    model         name, folder, loaded model        names of model and tokenizer
-    prompts       texts, conversations, rows, pool  datapool: {id: jsonl, args: {data_files: ...}}
-    data          rows with preferences             datapool: {id: preferences, args: {data_files: ...}}
-    reward        function, list, object, id        reward_fn: {id, args}
-    metrics       functions, objects, ids           train_evaluation.metrics
+model         name, folder, loaded model        names of model and tokenizer
+prompts       texts, conversations, rows, pool  datapool: {id: jsonl, args: {data_files: ...}}
+data          rows with preferences             datapool: {id: preferences, args: {data_files: ...}}
+reward        function, list, object, id        reward_fn: {id, args}
+metrics       functions, objects, ids           train_evaluation.metrics
 """
 
 from __future__ import annotations
@@ -114,7 +114,9 @@ def data_block(
         raise argument_error(argument, f"missing; expected a list of entries, each {ENTRY}; or the id of a data pool")
     if isinstance(data, str | os.PathLike) or _is_block(data):
         if eval_data is not None:
-            raise argument_error(f"eval_{argument}", f"is for rows; the data pool given as {argument} has its own splits")
+            raise argument_error(
+                f"eval_{argument}", f"is for rows; the data pool given as {argument} has its own splits"
+            )
         return _named_pool(data, argument)
 
     rows_by_split = {split: _rows(rows, argument) for split, rows in _splits(data, argument).items()}
@@ -159,7 +161,9 @@ def _named_pool(data: Any, argument: str) -> dict[str, Any]:
         raise argument_error(argument, f"{name!r} is a file; give the data pool that reads it: {argument}={block}")
     if name in DATA_POOLS or ":" in name:
         return {"id": name}
-    raise argument_error(argument, f"{DATA_POOLS.unknown(name)}. A single text is a list too: {argument}=[{name!r:.40}]")
+    raise argument_error(
+        argument, f"{DATA_POOLS.unknown(name)}. A single text is a list too: {argument}=[{name!r:.40}]"
+    )
 
 
 def _splits(data: Any, argument: str) -> dict[str, Any]:
@@ -298,14 +302,19 @@ def reward_block(reward: Any, weights: Any = None) -> dict[str, Any]:
         weights = [1.0] * len(reward)
     if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):
         n_weights = f"{len(weights)} weights" if isinstance(weights, Sequence) else excerpt(weights)
-        raise argument_error("reward_weights", f"expected one number for each of {len(reward)} rewards, got {n_weights}")
+        raise argument_error(
+            "reward_weights", f"expected one number for each of {len(reward)} rewards, got {n_weights}"
+        )
 
     # Names in logs: those of the functions, numbered where several have the same.
     parts = []
     taken: dict[str, int] = {}
-    for index, (item, weight) in enumerate(zip(reward, weights, strict=True)):
+    for index, (given, weight) in enumerate(zip(reward, weights, strict=True)):
+        item: Any = given
         if isinstance(item, RewardPart):
-            item, weight, name = item.reward, weight * item.weight, item.label
+            weight = weight * item.weight
+            name = item.label
+            item = item.reward
         else:
             name = component_name(item)
         block = component_block(item, f"reward.{index}")

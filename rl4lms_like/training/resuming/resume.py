@@ -228,33 +228,6 @@ def resumption(
     return Resumption(run_folder, checkpoint, config, changes=_changes_at(state, config, recorded))
 
 
-def continuation(run_folder: Path, config: AnyConfig) -> Resumption:
-    """Return where the run in a folder continues with a config, which may have another length; it may be finished.
-
-    Raises:
-        CheckpointError: it has no checkpoint, or the newest one is damaged.
-        ConfigError: the config would change what the run computes, or the run is longer already.
-    """
-    mapping = own_config(run_folder)
-    config = _with_date_of(run_folder, config)
-    try:
-        checkpoint = newest_checkpoint(run_folder)
-    except CheckpointError:
-        if not is_untrained(run_folder):
-            raise
-        return Resumption(run_folder, None, config)
-
-    state = _checked(checkpoint)
-    before = _refuse_edited(run_folder, state, mapping)
-
-    # The stored config has no secrets: those of the given config are masked in the same way.
-    source = f"the config to continue {run_folder}"
-    _refuse_another_run(to_json(before.to_dict()), to_json(masked(config.to_dict())), source)
-    if issue := _too_short(config, state, checkpoint):
-        raise ConfigError([issue], source)
-    return Resumption(run_folder, checkpoint, config)
-
-
 def find_unfinished(config: AnyConfig, first: Path) -> tuple[Resumption | None, list[str]]:
     """Find the first run of this config in `first`, `first_2` ... that can be resumed.
 

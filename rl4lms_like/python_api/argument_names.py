@@ -1,0 +1,48 @@
+"""Names of arguments of `Run` for config paths, in errors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+
+_PATH = re.compile(r"[a-z]\w*(?:\.\w+)+")
+
+
+@dataclass
+class ArgumentNames:
+    """Names of arguments for config paths, in errors.
+
+    As a context, it renames the paths in a `ConfigError` that is raised within it.
+
+    Args:
+        of_path: config path -> name of the argument that sets it; empty for a config that is from a file.
+    """
+
+    of_path: dict[str, str] = field(default_factory=dict)
+
+    def __enter__(self) -> ArgumentNames:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, ConfigError) and self.of_path:
+            raise self.renamed(error) from error.__cause__
+
+    def renamed(self, error: ConfigError) -> ConfigError:
+        """Return an error of a config with names of arguments in place of paths."""
+        issues = [ConfigIssue(self._path(issue.path), self._message(issue.message)) for issue in error.issues]
+        return ConfigError(list(dict.fromkeys(issues)), error.source)
+
+    def _path(self, path: str) -> str:
+        """Return the name for a path, or for the nearest block around it with the rest of the path."""
+        block = path
+        while block:
+            if block in self.of_path:
+                return self.of_path[block] + path[len(block) :]
+            block = block.rpartition(".")[0]
+        return path
+
+    def _message(self, message: str) -> str:
+        return _PATH.sub(lambda match: self.of_path.get(match[0], match[0]), message)
