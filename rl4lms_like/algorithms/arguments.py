@@ -51,6 +51,7 @@ class OnPolicyArguments:
         learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
         n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
             `n_steps * n_envs` tokens.
+        n_episodes: size of a rollout in episodes of all processes, in place of `n_steps`; a multiple of `n_envs`.
         group_size: number of responses to each prompt; they are generated together. It must divide `n_envs`.
         gamma: discount factor.
         gae_lambda: lambda of generalized advantage estimation (arXiv 1506.02438).
@@ -99,6 +100,8 @@ class OnPolicyArguments:
     """True if the loss compares two responses by their log-ratios to the reference."""
     needs_teacher: ClassVar[bool] = False
     """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
+    IN_EPISODES: ClassVar[dict[str, str]] = {"n_episodes": "n_steps", "minibatch_episodes": "batch_size"}
+    """Size in episodes -> the size in tokens that it replaces, whose default then does not apply."""
 
     # Options that only some algorithms have, with the values that turn them off. Without annotations they are no
     # fields: `alg.args` has them only if the class of the algorithm's arguments declares them.
@@ -109,11 +112,13 @@ class OnPolicyArguments:
     dynamic_sampling = cast("int | None", None)
     first_token_temperature = cast("float | None", None)
     length_sorted_minibatches = False
+    minibatch_episodes = cast("int | None", None)
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
     n_steps: Count
+    n_episodes: Count | None = None
     group_size: Count = 1
     gamma: Fraction = 0.99
     gae_lambda: Fraction = 0.95
@@ -146,7 +151,38 @@ class OnPolicyArguments:
             given: those of the config, or keyword arguments from Python.
             policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
         """
-        return []
+        return size_issues(cls, values, given)
+
+
+def size_issues(
+    algorithm: type[OnPolicyArguments], values: Mapping[str, Any], given: Mapping[str, Any]
+) -> list[ConfigIssue]:
+    """Return errors for a size that is given in both units, and for minibatches that would not have their size.
+
+    Args:
+        algorithm: class of the arguments.
+        values: all arguments, with defaults.
+        given: those of the config, or keyword arguments from Python.
+    """
+    issues = []
+    for in_episodes, in_tokens in algorithm.IN_EPISODES.items():
+        if values.get(in_episodes) is not None and given.get(in_tokens) is not None:
+            message = f"{in_tokens} sets the same size, in tokens; remove one of them"
+            issues.append(ConfigIssue(in_episodes, message))
+
+    # Wrong types are reported elsewhere.
+    minibatch = values.get("minibatch_episodes")
+    rollout = values.get("n_episodes")
+    group_size = values.get("group_size")
+    if isinstance(minibatch, int) and isinstance(rollout, int) and minibatch > rollout:
+        message = f"{minibatch} is more than a rollout has (n_episodes: {rollout})"
+        issues.append(ConfigIssue("minibatch_episodes", message))
+
+    # Responses to one prompt are packed together, so that a minibatch computes the prompt once.
+    if isinstance(minibatch, int) and isinstance(group_size, int) and minibatch % group_size:
+        message = f"must be a multiple of group_size, {group_size}; got {minibatch}"
+        issues.append(ConfigIssue("minibatch_episodes", message))
+    return issues
 
 
 CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
@@ -203,6 +239,7 @@ class PPOArguments(CorrectedArguments):
 
     Args:
         batch_size: approximate number of tokens per minibatch; it is filled with whole episodes.
+        minibatch_episodes: number of episodes per minibatch, in place of `batch_size`; a multiple of `group_size`.
         n_epochs: number of passes over a rollout in each update.
         critic_epochs: number of passes of the critic; default: `n_epochs`. Passes after `n_epochs` train only the
             critic.
@@ -229,6 +266,7 @@ class PPOArguments(CorrectedArguments):
     learning_rate: Positive = 1e-5
     n_steps: Count = 2048
     batch_size: Count = 64
+    minibatch_episodes: Count | None = None
     n_epochs: Count = 10
     critic_epochs: Count | None = None
     clip_range: Positive = 0.2
@@ -311,6 +349,8 @@ class TRPOArguments(OnPolicyArguments):
         critic_learning_rate: learning rate of the critic; replaces `learning_rate`.
         batch_size: approximate number of tokens per minibatch of the critic's updates; it is filled with whole
             episodes.
+        minibatch_episodes: number of episodes per minibatch of the critic's updates, in place of `batch_size`; a
+            multiple of `group_size`.
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
         max_grad_norm: maximum norm of the critic's gradient. null does not clip.
@@ -336,6 +376,7 @@ class TRPOArguments(OnPolicyArguments):
     learning_rate: Positive = 1e-4
     n_steps: Count = 2048
     batch_size: Count = 128
+    minibatch_episodes: Count | None = None
     vf_coef: NonNegative = 1.0
     max_grad_norm: Positive | None = None
     normalize_advantage: bool = True

@@ -111,7 +111,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     n_epochs: int = 1
     """Number of passes of the policy over a rollout."""
     batch_size: int | None = None
-    """Approximate number of tokens of a minibatch; None = the whole rollout."""
+    """Approximate number of tokens of a minibatch; None = the whole rollout. `minibatch_episodes` replaces it."""
     target_kl: float | None = None
     """An update ends when the KL to the policy of its rollout exceeds 1.5 times this; None = it never ends early.
 
@@ -186,6 +186,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             norm_reward=norm_reward,
             bootstrap_truncated=arguments.bootstrap_truncated,
             score_batch_size=arguments.micro_batch_size,  # a scoring pass needs less memory than an update's
+            n_episodes=arguments.n_episodes,
             group_size=arguments.group_size,
             dynamic_sampling=arguments.dynamic_sampling,
             first_token_temperature=arguments.first_token_temperature,
@@ -241,7 +242,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         n_passes = max(n_epochs, self._critic_epochs)
 
         with self._update_context() as progress:
-            for epoch, minibatch in progress.remaining(buffer, n_passes, self.batch_size):
+            minibatches = progress.remaining(buffer, n_passes, self.batch_size, self.arguments.minibatch_episodes)
+            for epoch, minibatch in minibatches:
                 # After the policy's epochs, the critic is trained alone.
                 if epoch > n_epochs:
                     self._finish_minibatch(self.critic_step(minibatch))
@@ -605,7 +607,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         n_steps = 0
         for _ in range(settings.n_epochs):
-            for minibatch in buffer.get(self.batch_size):
+            for minibatch in buffer.get(self.batch_size, self.arguments.minibatch_episodes):
                 self.critic_step(minibatch)
                 n_steps += 1
         self.policy.optimizer.zero_grad()

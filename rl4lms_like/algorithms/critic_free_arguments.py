@@ -40,6 +40,7 @@ class CriticFreeArguments(CorrectedArguments):
         gamma: discount factor of the rewards after a token, with `baseline: none`; otherwise 1.
         batch_size: approximate number of tokens per minibatch; it is filled with whole episodes. null uses the whole
             rollout.
+        minibatch_episodes: number of episodes per minibatch, in place of `batch_size`; a multiple of `group_size`.
         n_epochs: number of passes over a rollout in each update.
         group_size: number of responses to each prompt, which are compared with each other. It must divide `n_envs`.
         task_reward: learn from the rewards. If false, they are only logged, and the KL to the reference (`alg.kl_div`)
@@ -64,7 +65,8 @@ class CriticFreeArguments(CorrectedArguments):
             tokens (`seq_mean_token_mean`), or over responses of the sum over tokens, divided by the length of the
             longest possible response (`seq_mean_token_sum_norm`).
         dynamic_sampling: leave out groups whose rewards are all equal, and generate further ones until the rollout is
-            full, at most this many times its tokens (DAPO, arXiv 2503.14476, uses 10). null keeps all groups.
+            full, at most this many times its tokens, or with `n_episodes` its episodes (DAPO, arXiv 2503.14476, uses
+            10). null keeps all groups.
         overlong_buffer: fraction of the longest possible response over which a penalty for long responses grows from 0
             to 1; null has no penalty. Groups are left out by their rewards without it.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
@@ -88,6 +90,7 @@ class CriticFreeArguments(CorrectedArguments):
     gae_lambda: Fraction = 1.0
     max_grad_norm: Positive | None = 1.0
     batch_size: Count | None = 1024
+    minibatch_episodes: Count | None = None
     n_epochs: Count = 1
     group_size: Count = 8
     task_reward: bool = True

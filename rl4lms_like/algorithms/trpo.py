@@ -101,9 +101,9 @@ class TRPO(OnPolicyTextAlgorithm):
                 self._step_done()
 
             # The critic: gradient steps on minibatches, limited by no trust region.
-            for _, minibatch in progress.remaining(
-                self.rollout_buffer, self.arguments.n_critic_updates, self.batch_size
-            ):
+            n_passes = self.arguments.n_critic_updates
+            minibatch_episodes = self.arguments.minibatch_episodes
+            for _, minibatch in progress.remaining(self.rollout_buffer, n_passes, self.batch_size, minibatch_episodes):
                 self._finish_minibatch(self.critic_step(minibatch))
 
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout

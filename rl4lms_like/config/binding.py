@@ -403,7 +403,10 @@ def _bind(slot: Slot) -> list[ConfigIssue]:
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a bound mapping with all arguments in the `args` of every component, defaults included."""
+    """Return a copy of a bound mapping with all arguments in the `args` of every component, defaults included.
+
+    The default of a size in tokens is left out where the size is given in episodes.
+    """
     blocks = copy.deepcopy(dict(mapping))
     for slot in slots(blocks):
         if (target := slot.target) is None:  # without a signature the arguments stay as given
@@ -412,7 +415,11 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
         bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
         exclude = FILLED_IN.get(slot.registry.kind, ())
-        slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
+        args = _complete(target, changed(bound, _complete_nested), exclude)
+        for in_episodes, in_tokens in getattr(target, "IN_EPISODES", {}).items():
+            if args.get(in_episodes) is not None and bound.get(in_tokens) is None:
+                args.pop(in_tokens, None)
+        slot.block["args"] = args
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks

@@ -284,6 +284,15 @@ def _groups(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
         yield ConfigIssue("env.vec_env", "must be text if alg.args.group_size is above 1")
 
 
+def _rollouts_in_episodes(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Check that generation batches of `n_envs` episodes fill a rollout exactly."""
+    n_episodes = at(blocks, "alg.args.n_episodes")
+    n_envs = at(blocks, "env.n_envs") or 1
+    if isinstance(n_episodes, int) and isinstance(n_envs, int) and n_episodes % n_envs:
+        text = f"must be a multiple of env.n_envs, {n_envs} episodes that are generated together; got {n_episodes}"
+        yield ConfigIssue("alg.args.n_episodes", text)
+
+
 def _masks(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
     """Check that `nlpo` is used with a maskable policy and vice versa, and that rollouts can record the masks."""
     takes = targets(blocks)
@@ -467,6 +476,7 @@ CROSS_CHECKS = (
     _devices,
     _critic,
     _groups,
+    _rollouts_in_episodes,
     _masks,
     _second_derivatives,
     _engine,

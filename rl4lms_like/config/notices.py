@@ -136,8 +136,14 @@ def _other_distribution(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> I
 
 def _small_minibatches(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
     """Report minibatches so small that the gradient is noisy."""
+    if args.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has minibatches
+        return
+    in_episodes = args.get("minibatch_episodes")
+    if in_episodes is not None and in_episodes < FEW_EPISODES:
+        message = f"the gradient of {in_episodes} is noisy; use {FEW_EPISODES} or more"
+        yield Notice("alg.args.minibatch_episodes", message)
     batch, length = args.get("batch_size"), _longest_response(blocks)
-    if batch is None or args.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has minibatches
+    if batch is None:
         return
     n_episodes = max(batch // length, 1)
     if n_episodes < FEW_EPISODES:

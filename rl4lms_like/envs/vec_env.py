@@ -72,6 +72,7 @@ class TextVecEnv(DummyVecEnv):
         super().__init__([first.sibling] * n_envs)
         self.group_size = 1
         self.ranks = ranks or Ranks()
+        self._n_unplayed = 0  # prompts that the last `reset` drew, until an episode of theirs is played
 
         self.reward_parts: dict[str, np.ndarray] = {}
         self._timeout = reward_timeout
@@ -96,24 +97,49 @@ class TextVecEnv(DummyVecEnv):
         self._reset_seeds()
         if seeds[0] is not None:
             self.envs[0].sampler.seed(seeds[0])
+            self.keep_prompts()
         return seeds
 
     def reset(self) -> Any:
-        """Start an episode in each environment, those of a group with the same sample."""
-        if self.group_size == 1 and self.ranks.size == 1:
-            return super().reset()
+        """Start an episode in each environment, those of a group with the same sample.
 
-        # One draw for each group of all processes; the environments of this process are a slice of them.
-        all_samples = []
-        for sample in self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size):
-            all_samples += [sample] * self.group_size
-        first = self.num_envs * self.ranks.rank
-        return self.start(all_samples[first : first + self.num_envs])
+        Prompts of the last `reset` that no episode was played of are put back first: `learn` resets before it collects
+        its first rollout, for instance, which resets again.
+        """
+        sampler = self.envs[0].sampler
+        n_prompts = self.num_envs * self.ranks.size // self.group_size
+        sampler.put_back(self._n_unplayed)
+        if self.group_size == 1 and self.ranks.size == 1:
+            observation = super().reset()
+        else:
+            # One draw for each group of all processes; the environments of this process are a slice of them.
+            all_samples = []
+            for sample in sampler.sample(n_prompts):
+                all_samples += [sample] * self.group_size
+            first = self.num_envs * self.ranks.rank
+            observation = self.start(all_samples[first : first + self.num_envs])
+        self._n_unplayed = n_prompts
+        return observation
 
     def start(self, samples: Sequence[Sample]) -> Any:
         """Start an episode in each environment, with these samples in place of those of the sampler."""
+        self.keep_prompts()
         self.set_options([{"sample": sample} for sample in samples])
         return super().reset()
+
+    def keep_prompts(self) -> None:
+        """Count the prompts of the last `reset` as used, so that the next one does not put them back."""
+        self._n_unplayed = 0
+
+    def put_back(self, n_batches: int) -> None:
+        """Put back the prompts of the last resets, of which no episode was played."""
+        n_prompts = self.num_envs * self.ranks.size // self.group_size
+        self.envs[0].sampler.put_back(n_batches * n_prompts)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Call `DummyVecEnv.step_async`: episodes of the current prompts are played."""
+        self.keep_prompts()
+        super().step_async(actions)
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:
         """Return the task rewards of whole responses to the current prompts; call `reset` afterwards.
@@ -134,6 +160,7 @@ class TextVecEnv(DummyVecEnv):
         # The environments' own episodes are over: `step` must not continue them.
         for env in self.envs:
             env.leave()
+        self.keep_prompts()
 
         try:
             rewards = self._score(final_states)
@@ -192,6 +219,7 @@ class TextVecEnv(DummyVecEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`; takes effect at the next `reset`."""
         self.envs[0].load_state_dict(state)
+        self.keep_prompts()  # the sampler's position is no longer after those of the last `reset`
 
     def close(self) -> None:
         """Stop the reward workers, if there are any."""

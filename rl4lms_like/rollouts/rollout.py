@@ -38,10 +38,12 @@ class RolloutOptions:
         bootstrap_truncated: let returns and advantages of episodes that hit the length limit continue with the critic's
             value after their last token.
         score_batch_size: tokens of prompts and responses per scoring pass; None = a whole generation batch at once.
+        n_episodes: number of episodes of a rollout, a multiple of the number of environments of all processes; None =
+            the size of a rollout is a number of tokens.
         group_size: number of responses to each prompt.
         dynamic_sampling: None keeps all groups. A number leaves out groups whose rewards are all equal, and generates
-            at most this many times the tokens of a rollout. If all groups are left out, the last generation batch is
-            kept.
+            at most this many times the tokens of a rollout, or its episodes if it has `n_episodes`. If all groups are
+            left out, the last generation batch is kept.
         first_token_temperature: see `TextGenerator.generate`.
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
@@ -53,6 +55,7 @@ class RolloutOptions:
     norm_reward: bool = False
     bootstrap_truncated: bool = False
     score_batch_size: int | None = None
+    n_episodes: int | None = None
     group_size: int = 1
     dynamic_sampling: int | None = None
     first_token_temperature: float | None = None

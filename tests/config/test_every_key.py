@@ -461,6 +461,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "critic_learning_rate": Row(1e-3),
     "learning_rate_schedule": Row("linear", see.weights_of_two),
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
+    "n_episodes": Row(4, see.logged("rollout_info/n_episodes"), {"alg.args": {"n_episodes": 8, "learning_rate": 1e-2}}),
     "group_size": Row(2, see.texts),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
@@ -493,6 +494,7 @@ _LONG = {
 _EPOCHS = {"alg.args.n_epochs": 2}
 _SMALL_CLIP = {**_EPOCHS, "alg.args.clip_range": 1e-4}
 _COOL = {"alg.policy.args.generation_kwargs.temperature": 0.5}
+_IN_EPISODES = {"n_steps": 5, "learning_rate": 1e-2, "minibatch_episodes": 3}
 _CORRECTION = {
     "importance_correction": Row("icepop", others=_COOL),
     "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
@@ -507,6 +509,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         {
             **ON_POLICY,
             "batch_size": Row(6),
+            "minibatch_episodes": Row(1, others={"alg.args": {**_IN_EPISODES, "n_epochs": 2}}),
             "n_epochs": Row(1),
             "critic_epochs": Row(3),
             "clip_range": Row(1e-3),
@@ -527,6 +530,9 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         CriticFreeArguments,
         {
             "batch_size": Row(6),
+            "minibatch_episodes": Row(
+                4, others={"alg.args": {**_IN_EPISODES, "group_size": 2, "minibatch_episodes": 2}}
+            ),
             "n_epochs": Row(2),
             "group_size": Row(4),
             "task_reward": Row(False),
@@ -563,6 +569,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         {
             **ON_POLICY,
             "batch_size": Row(6),
+            "minibatch_episodes": Row(1, others={"alg.args": {**_IN_EPISODES, "n_critic_updates": 2}}),
             "normalize_advantage": Row(False),
             "target_kl": Row(1e-4),
             "cg_max_steps": Row(1),

@@ -184,6 +184,21 @@ def test_success_rates_of_prompts_go_on(tmp_path, monkeypatch, tiny_gpt2_dir):
     assert all(sum(of_bins) == pytest.approx(1) for of_bins in fractions) and fractions[0] != fractions[-1]
 
 
+@pytest.mark.parametrize("during", ["rollout", "files"])
+def test_passes_over_the_prompts_go_on(during, tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["datapool"]["sampler"] = {"id": "shuffled"}
+    mapping["alg"] |= {"id": "grpo", "args": {"n_episodes": 16, "group_size": 4, "learning_rate": 1e-3}}
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, during)
+        started(mapping, tmp_path, "stopped")
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "stopped", quiet=True)) == files_of(expected)
+    rollouts = [json.loads(line) for line in (expected / "rollout_info.jsonl").read_text().splitlines()]
+    n_passes = [line["rollout_info/sampler/n_passes"] for line in rollouts]
+    assert n_passes == pytest.approx([4 * iteration / 30 for iteration in range(1, N_ITERS + 1)])
+
+
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
