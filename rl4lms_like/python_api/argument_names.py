@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4lms_like.config.notices import Notice
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 _PATH = re.compile(r"[a-z]\w*(?:\.\w+)+")
@@ -34,6 +36,10 @@ class ArgumentNames:
         """Return an error of a config with names of arguments in place of paths."""
         issues = [ConfigIssue(self._path(issue.path), self._message(issue.message)) for issue in error.issues]
         return ConfigError(list(dict.fromkeys(issues)), error.source)
+
+    def renamed_notices(self, notices: Iterable[Notice]) -> tuple[Notice, ...]:
+        """Return notices about a config with names of arguments in place of paths."""
+        return tuple(Notice(self._path(notice.path), self._message(notice.message)) for notice in notices)
 
     def _path(self, path: str) -> str:
         """Return the name for a path, or for the nearest block around it with the rest of the path."""

@@ -122,7 +122,8 @@ def config_of(
         _paths(names, set_by, blocks, settings, is_rl=is_rl, has_tokenizer=tokenizer is not None)
     )
     config = _parsed(blocks, issues, argument_names)
-    return replace(config, notices=(*config.notices, *_notices(model))), argument_names
+    notices = (*argument_names.renamed_notices(config.notices), *_notices(model))
+    return replace(config, notices=notices), argument_names
 
 
 def _kind_of(algorithm: Any) -> tuple[RunKind, str]:

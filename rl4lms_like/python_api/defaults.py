@@ -35,12 +35,14 @@ EVAL_BATCH_SIZE = 64
 N_TOGETHER = 64
 """Responses of a rollout that are generated together, unless a group is larger."""
 
-EPISODES_WITH_CRITIC = 64
+N_EPISODES = 64
+"""Responses of a rollout."""
+
+N_GROUPS = 8
+"""Prompts of a rollout with groups of responses, at least."""
+
 N_MINIBATCHES = 4
 """Minibatches of a rollout, with a critic."""
-
-GROUPS_PER_ROLLOUT = 8
-"""Prompts of a rollout, without a critic."""
 
 KL_COEFF = 0.1
 """Coefficient of the KL penalty, with a critic."""
@@ -132,21 +134,23 @@ def _add_sizes(blocks: dict[str, Any], arguments: Any) -> None:
     group_size = at(blocks, "alg.args.group_size") or getattr(arguments, "group_size", 1)
     if not isinstance(group_size, int):
         group_size = 1
-    counts_tokens = is_set(blocks, "alg.args.n_steps") or is_set(blocks, "alg.args.batch_size")
+    counts_tokens = is_set(blocks, "alg.args.n_steps")
+    counts_tokens = counts_tokens or (
+        is_set(blocks, "alg.args.batch_size") and not is_set(blocks, "alg.args.n_episodes")
+    )
     if counts_tokens or "n_episodes" not in known:
-        put_default(blocks, "env.n_envs", N_TOGETHER - N_TOGETHER % group_size or group_size)
+        put_default(blocks, "env.n_envs", max(N_TOGETHER - N_TOGETHER % group_size, group_size))
         return
 
-    usual = EPISODES_WITH_CRITIC if arguments.needs_critic else GROUPS_PER_ROLLOUT * group_size
-    put_default(blocks, "alg.args.n_episodes", usual)
+    put_default(blocks, "alg.args.n_episodes", max(N_EPISODES - N_EPISODES % group_size, N_GROUPS * group_size))
     n_episodes = at(blocks, "alg.args.n_episodes")
     if not isinstance(n_episodes, int) or n_episodes < 1:
         return
 
     put_default(blocks, "env.n_envs", _n_together(n_episodes, group_size))
-    if "minibatch_episodes" in known:
-        whole_groups = n_episodes % (N_MINIBATCHES * group_size) == 0
-        n_minibatches = N_MINIBATCHES if arguments.needs_critic and whole_groups else 1
+    if "minibatch_episodes" in known and not is_set(blocks, "alg.args.batch_size"):
+        can_be_divided = n_episodes % (N_MINIBATCHES * group_size) == 0
+        n_minibatches = N_MINIBATCHES if arguments.needs_critic and can_be_divided else 1
         put_default(blocks, "alg.args.minibatch_episodes", n_episodes // n_minibatches)
 
 

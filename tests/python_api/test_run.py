@@ -7,13 +7,13 @@ import weakref
 
 import pandas as pd
 import pytest
-from tests.config_errors import raises_at
 from datasets import Dataset, DatasetDict
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl4lms_like import Run, Sample
 from rl4lms_like.data_pools.dummy import DummyPool
 from rl4lms_like.system.errors import RL4LMsLikeError
+from tests.config_errors import raises_at
 
 REWARD = {"id": "tests.builders:LowTokens"}
 PROMPTS = ["Count with me: 1", "Count with me: 2", "3 4 5"]
@@ -24,7 +24,7 @@ def make(tiny_gpt2_dir, tmp_path):
     """A run of two iterations of sixteen responses."""
 
     def make_run(name: str = "run", model=None, prompts=PROMPTS, **settings) -> Run:
-        sizes = {"n_envs": 8, "n_steps": 16, "group_size": 4, "max_new_tokens": 8, "n_iters": 2, "learning_rate": 1e-3}
+        sizes = {"n_episodes": 16, "group_size": 4, "max_new_tokens": 8, "n_iters": 2, "learning_rate": 1e-3}
         return Run(model or tiny_gpt2_dir, prompts, REWARD, folder=tmp_path / "a" / name, **(sizes | settings))
 
     return make_run
@@ -173,7 +173,7 @@ def test_a_conversation_is_rendered_by_the_chat_template(tmp_path):
 
     model = save_chat_model(tmp_path / "chat")
     prompts = [[{"role": "user", "content": f"Count to {n}"}] for n in range(4)]
-    sizes = {"n_envs": 4, "n_steps": 8, "group_size": 4, "max_new_tokens": 4, "n_iters": 1}
+    sizes = {"n_episodes": 8, "group_size": 4, "max_new_tokens": 4, "n_iters": 1}
     run = Run(model, prompts, REWARD, folder=tmp_path / "a" / "run", **sizes)
     assert run.config.tokenizer.chat_template is True
     assert isinstance(run.train(quiet=True).generate(prompts[0]), str)

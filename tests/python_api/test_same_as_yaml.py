@@ -25,9 +25,10 @@ def on_policy(model: str, id: str, args: dict, coeff: float) -> dict:
         "datapool": {
             "id": "jsonl",
             "args": {"prompt_column": "prompt", "meta_columns": ["topic"]},
+            "sampler": {"id": "shuffled"},
         },
         "env": {
-            "n_envs": 8,
+            "n_envs": 16,
             "args": {"max_prompt_length": 120, "max_episode_length": 8, "terminate_on_eos": True},
         },
         "alg": {
@@ -63,7 +64,7 @@ def offline(model: str, id: str, pool: dict) -> dict:
     }
 
 
-SIZES = {"n_steps": 16, "learning_rate": 1e-3}
+SIZES = {"n_episodes": 16, "learning_rate": 1e-3}
 OFFLINE = {"max_steps": 4, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "max_new_tokens": 8}
 ROLLOUTS = {
     "prompts": PROMPTS,
@@ -72,12 +73,11 @@ ROLLOUTS = {
     "metrics": ["length"],
     "n_iters": 2,
     "max_new_tokens": 8,
-    "n_envs": 8,
     **SIZES,
 }
 CASES = {
-    "grpo": ({**ROLLOUTS, "group_size": 4, "sampler": None}, PROMPTS),
-    "ppo": ({**ROLLOUTS, "batch_size": 64, "n_epochs": 2, "sampler": None}, PROMPTS),
+    "grpo": ({**ROLLOUTS, "group_size": 4}, PROMPTS),
+    "ppo": ({**ROLLOUTS, "n_epochs": 2}, PROMPTS),
     "dpo": ({"data": PAIRS, **OFFLINE}, PAIRS),
     "sft": ({"data": TEXTS, **OFFLINE}, TEXTS),
 }
@@ -86,9 +86,10 @@ CASES = {
 def blocks_of(id: str, model: str, rows_file: str, eval_file: str) -> dict:
     """The file that a user would write for the same run."""
     if id in ("grpo", "ppo"):
-        further = {"group_size": 4} if id == "grpo" else {"batch_size": 64, "n_epochs": 2}
+        further = {"group_size": 4, "minibatch_episodes": 16}
+        if id == "ppo":
+            further = {"minibatch_episodes": 4, "n_epochs": 2}
         blocks = on_policy(model, id, SIZES | further, 0.0 if id == "grpo" else 0.1)
-        # The reward's column; a file of eval prompts without it has its own pool only if all rows have it.
         blocks["datapool"]["args"]["data_files"] = {"train": rows_file, "val": eval_file, "test": None}
         return blocks
     if id == "dpo":
