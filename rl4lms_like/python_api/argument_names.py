@@ -11,6 +11,13 @@ from rl4lms_like.config.notices import Notice
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 _PATH = re.compile(r"[a-z]\w*(?:\.\w+)+")
+_CACHED_ROW = re.compile(r"\S*/rows-[0-9a-f]+\.jsonl, line (\d+)")
+
+SOURCE = "the arguments of Run"
+"""Source of errors in messages."""
+
+LENGTHS = {"env.args": "max_prompt_length, max_new_tokens"}
+"""Path of an error about several settings together -> their names."""
 
 
 @dataclass
@@ -35,7 +42,8 @@ class ArgumentNames:
     def renamed(self, error: ConfigError) -> ConfigError:
         """Return an error of a config with names of arguments in place of paths."""
         issues = [ConfigIssue(self._path(issue.path), self._message(issue.message)) for issue in error.issues]
-        return ConfigError(list(dict.fromkeys(issues)), error.source)
+        source = SOURCE if error.source == "the config" else error.source
+        return ConfigError(list(dict.fromkeys(issues)), source)
 
     def renamed_notices(self, notices: Iterable[Notice]) -> tuple[Notice, ...]:
         """Return notices about a config with names of arguments in place of paths."""
@@ -43,6 +51,8 @@ class ArgumentNames:
 
     def _path(self, path: str) -> str:
         """Return the name for a path, or for the nearest block around it with the rest of the path."""
+        if path in LENGTHS:
+            return LENGTHS[path]
         block = path
         while block:
             if block in self.of_path:
@@ -51,4 +61,5 @@ class ArgumentNames:
         return path
 
     def _message(self, message: str) -> str:
+        message = _CACHED_ROW.sub(lambda match: f"entry {int(match[1]) - 1}", message)
         return _PATH.sub(lambda match: self.of_path.get(match[0], match[0]), message)

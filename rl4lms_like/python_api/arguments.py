@@ -17,10 +17,9 @@ from rl4lms_like.config.binding import RunKind
 from rl4lms_like.config.notices import Notice
 from rl4lms_like.config.run_config import AnyConfig, parse_config
 from rl4lms_like.policies.loading import load_model_config
-from rl4lms_like.python_api.argument_names import ArgumentNames
+from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
 from rl4lms_like.python_api.defaults import add_defaults
 from rl4lms_like.python_api.given import (
-    SOURCE,
     argument_error,
     data_block,
     has_conversations,
@@ -73,7 +72,8 @@ def config_of(
     if isinstance(tokenizer, Mapping):
         settings["tokenizer"] = tokenizer
         tokenizer = tokenizer.get("model_name")
-    blocks, set_by, issues = merged(settings, names)
+    others = flat_names("supervised", "") if kind == "on_policy" else flat_names("on_policy", "ppo")
+    blocks, set_by, issues = merged(settings, names, others)
 
     def collected(make: Callable[[], Result]) -> Result | None:
         try:
@@ -101,9 +101,7 @@ def config_of(
         )
     )
     if is_rl:
-        block = collected(lambda: reward_block(reward, weights))
-        if block is not None:
-            blocks["reward_fn"] = block
+        blocks["reward_fn"] = collected(lambda: reward_block(reward, weights)) or {}
     elif weights is not None:
         issues.append(ConfigIssue("reward_weights", f"{id} learns from data, without rewards; remove it"))
     if metrics is not None:
@@ -116,7 +114,7 @@ def config_of(
     network = None
     if model_and_tokenizer is not None:
         network = collected(lambda: _network_of(blocks, model_and_tokenizer[0]))
-        add_defaults(blocks, kind, id, *model_and_tokenizer, network)
+    add_defaults(blocks, kind, id, *(model_and_tokenizer or ("", "")), network)
 
     argument_names = ArgumentNames(
         _paths(names, set_by, blocks, settings, is_rl=is_rl, has_tokenizer=tokenizer is not None)
@@ -202,6 +200,7 @@ def _paths(
         "alg.policy.args.model_name": "model",
         "tokenizer.model_name": "tokenizer" if has_tokenizer else "model",
         "datapool": data,
+        "datapool.args": data,
         "datapool.args.data_files.val": f"eval_{data}",
         "reward_fn": "reward",
         "train_evaluation.metrics": "metrics",
@@ -222,6 +221,7 @@ def _parsed(blocks: Mapping[str, Any], issues: Sequence[ConfigIssue], names: Arg
     except ConfigError as error:
         # An argument with an error is missing in the config, or has lost a part: one message is enough.
         reported = {issue.path.partition(".")[0] for issue in issues}
+        reported |= {"reward"} if "reward_weights" in reported else set()
         further = names.renamed(error).issues
         issues = [*issues, *(issue for issue in further if issue.path.partition(".")[0] not in reported)]
     else:

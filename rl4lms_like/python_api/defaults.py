@@ -114,8 +114,8 @@ def _add_rl_defaults(
 
     put_default(blocks, "train_evaluation.n_iters", N_ITERS)
     n_iters = at(blocks, "train_evaluation.n_iters")
-    if isinstance(n_iters, int):
-        put_default(blocks, "train_evaluation.eval_every", max(n_iters // N_EVALUATIONS, 1))
+    eval_every = n_iters // N_EVALUATIONS if isinstance(n_iters, int) else N_ITERS
+    put_default(blocks, "train_evaluation.eval_every", max(eval_every, 1))
 
 
 def _arguments_of(algorithm: str) -> Any:
@@ -151,15 +151,19 @@ def _add_sizes(blocks: dict[str, Any], arguments: Any) -> None:
     if "minibatch_episodes" in known and not is_set(blocks, "alg.args.batch_size"):
         can_be_divided = n_episodes % (N_MINIBATCHES * group_size) == 0
         n_minibatches = N_MINIBATCHES if arguments.needs_critic and can_be_divided else 1
-        put_default(blocks, "alg.args.minibatch_episodes", n_episodes // n_minibatches)
+        minibatch = n_episodes // n_minibatches
+        put_default(blocks, "alg.args.minibatch_episodes", max(minibatch - minibatch % group_size, group_size))
 
 
 def _n_together(n_episodes: int, group_size: int) -> int:
-    """Return the largest divisor of a rollout that is at most `N_TOGETHER` and has whole groups."""
+    """Return the largest divisor of a rollout that is at most `N_TOGETHER` and has whole groups.
+
+    If groups do not fit into a rollout, it is the size of a group, which the check of the config reports.
+    """
     for n_envs in range(min(max(N_TOGETHER, group_size), n_episodes), 0, -1):
         if n_episodes % n_envs == 0 and n_envs % group_size == 0:
             return n_envs
-    return n_episodes
+    return group_size
 
 
 def _prompt_length(network: PretrainedConfig | None, response: Any) -> int:

@@ -20,12 +20,11 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.formats import recognised
 from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.python_api.argument_names import SOURCE
 from rl4lms_like.python_api.cached import cached_model, cached_rows, cached_tokenizer
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.wording import excerpt
-
-SOURCE = "the arguments of Run"
 
 SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 """Names of splits in a dictionary -> this library's."""
@@ -138,6 +137,7 @@ def data_block(
         where = f"eval_{argument}" if split == "val" and eval_data is not None else argument
         if not rows:
             raise argument_error(where, "is empty; expected at least one entry")
+        _check_columns(rows, where)
         files[split] = str(cached_rows(rows, where))
         names |= dict.fromkeys(rows[0])
 
@@ -145,6 +145,17 @@ def data_block(
         return {"id": "preferences", "args": {"data_files": files} | _preference_columns(names, columns)}
     arguments = _prompt_columns(rows_by_split["train"][0], list(names), argument, columns, is_rl=is_rl)
     return {"id": "jsonl", "args": {"data_files": files} | arguments}
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]], argument: str) -> None:
+    """Raise a `ConfigError` if a row lacks a column of the first one, or has a further one."""
+    names = set(rows[0])
+    for index, row in enumerate(rows):
+        if set(row) != names:
+            name = sorted(names ^ set(row))[0]
+            index_without = index if name in names else 0
+            message = f"entry {index_without} has no column {name!r}, which others have; None is an empty cell"
+            raise argument_error(argument, message)
 
 
 def _is_block(data: Any) -> bool:
@@ -250,6 +261,10 @@ def _prompt_columns(
         reference = next((name for name in REFERENCES if name in names and name != prompt), None)
     if reference is not None:
         arguments["reference_column"] = reference
+    elif not is_rl and not arguments.get("last_message_as_reference"):
+        known = ", ".join(names)
+        message = f"no column is named 'completion', with the text to learn; set reference_column to one of {known}"
+        raise argument_error(argument, message)
 
     # Rewards and metrics get all other columns, by name. Texts that a supervised run learns are no further data.
     left_out = {prompt, "references", "tools"} | (set() if is_rl else {reference})
@@ -301,7 +316,7 @@ def reward_block(reward: Any, weights: Any = None) -> dict[str, Any]:
     if weights is None:
         weights = [1.0] * len(reward)
     if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):
-        n_weights = f"{len(weights)} weights" if isinstance(weights, Sequence) else excerpt(weights)
+        n_weights = len(weights) if isinstance(weights, Sequence) else excerpt(weights)
         raise argument_error(
             "reward_weights", f"expected one number for each of {len(reward)} rewards, got {n_weights}"
         )

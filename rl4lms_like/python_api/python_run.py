@@ -16,14 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, load_config, parse_config
-from rl4lms_like.python_api.argument_names import ArgumentNames
-from rl4lms_like.python_api.given import (
-    SOURCE,
-    argument_error,
-    is_conversation,
-    metric_blocks,
-    reward_block,
-)
+from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
+from rl4lms_like.python_api.given import argument_error, is_conversation, metric_blocks, reward_block
 from rl4lms_like.python_api.short_errors import with_short_errors
 from rl4lms_like.python_api.shown import Report, table_html
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError

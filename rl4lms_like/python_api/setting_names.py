@@ -11,8 +11,7 @@ other one is refused with a message that has all of its paths.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import chain
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
@@ -22,6 +21,7 @@ from rl4lms_like.config.run_config import (
     KLConfig,
     PreferenceAlgConfig,
     PromptPoolConfig,
+    RunConfig,
     SupervisedAlgConfig,
     SupervisedEvaluationConfig,
     TokenizerConfig,
@@ -32,10 +32,14 @@ from rl4lms_like.data_pools.preferences import PreferenceColumns
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
-from rl4lms_like.system.schema import join, signature_of, unknown_key
+from rl4lms_like.system.registry import Registry
+from rl4lms_like.system.schema import Argument, join, signature_of, unknown_key
 
 Paths = tuple[str, ...]
 """Dotted paths in a config."""
+
+TOP_LEVEL = ("seed", "device", "n_threads", "deterministic")
+"""Keys outside of blocks."""
 
 BLOCKS = ("tokenizer", "datapool", "env", "alg", "train_evaluation", "doctor", "distributed", "tiny_model")
 """Blocks of a file, which `Run` accepts as dictionaries."""
@@ -83,38 +87,74 @@ def flat_names(kind: RunKind, algorithm: str) -> dict[str, Paths]:
         kind: kind of the run.
         algorithm: id of the algorithm or objective, whose arguments are settings too.
     """
-    names: dict[str, list[str]] = {}
+    paths_by_name: dict[str, list[str]] = {}
+    known_paths = set()
+    for block, arguments in blocks_of(kind, algorithm).items():
+        for argument in arguments:
+            path = join(block, argument.name)
+            known_paths.add(path)
+            if argument.name not in WITH_OWN_ARGUMENT:
+                name = argument.name
+                if block == "alg.kl_div":
+                    name = KL_NAMES.get(name, f"kl_{name}")
+                paths_by_name.setdefault(name, []).append(path)
 
-    def add(block: str, fields: Iterable[str]) -> None:
-        for field in fields:
-            if field not in WITH_OWN_ARGUMENT:
-                name = KL_NAMES.get(field, f"kl_{field}") if block == "alg.kl_div" else field
-                names.setdefault(name, []).append(join(block, field))
-
-    add("", ("seed", "device", "n_threads", "deterministic"))
-    add("tokenizer", _fields(TokenizerConfig))
-    if kind == "on_policy":
-        add("datapool", _fields(PromptPoolConfig))
-        add("datapool.args", _fields(Columns))
-        add("env", _fields(EnvConfig))
-        add("env.args", _fields(EnvArguments))
-        add("alg.args", _arguments(algorithm, kind))
-        add("alg.kl_div", _fields(KLConfig))
-        add("alg.policy.args", _fields(MaskablePolicyArguments))
-        add(GENERATION, GENERATION_TYPES)
-        add("train_evaluation", _fields(TrainEvaluationConfig))
-    else:
-        add("datapool.args", _fields(PreferenceColumns if kind == "preference" else Columns))
-        add("alg", _fields(PreferenceAlgConfig if kind == "preference" else SupervisedAlgConfig))
-        add("alg.args", _arguments(algorithm, kind))
-        add("alg.training_args", training_arguments())
-        add("alg.generation_kwargs", GENERATION_TYPES)
-        add("train_evaluation", _fields(SupervisedEvaluationConfig))
-
-    known_paths = set(chain.from_iterable(names.values()))
+    names = {name: tuple(paths) for name, paths in paths_by_name.items() if name not in REFUSED}
     decided = DECIDED if kind == "on_policy" else DECIDED_OFFLINE
-    known = {name: tuple(paths) for name, paths in names.items() if name not in REFUSED}
-    return known | {name: paths for name, paths in decided.items() if known_paths.issuperset(paths)}
+    return names | {name: paths for name, paths in decided.items() if known_paths.issuperset(paths)}
+
+
+def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
+    """Return the arguments of each block of a config whose keys are settings, by the path of the block."""
+    generation = [Argument(name, annotation, None) for name, annotation in GENERATION_TYPES.items()]
+    blocks: dict[str, Sequence[Argument]] = {
+        "": [argument for argument in _arguments(RunConfig) if argument.name in TOP_LEVEL],
+        "tokenizer": _arguments(TokenizerConfig),
+    }
+    if kind == "on_policy":
+        return blocks | {
+            "datapool": _arguments(PromptPoolConfig),
+            "datapool.args": _arguments(Columns),
+            "env": _arguments(EnvConfig),
+            "env.args": _arguments(EnvArguments),
+            "alg.args": _of_algorithm(ALGORITHMS, algorithm),
+            "alg.kl_div": _arguments(KLConfig),
+            "alg.policy.args": _arguments(MaskablePolicyArguments),
+            GENERATION: generation,
+            "train_evaluation": _arguments(TrainEvaluationConfig),
+        }
+
+    is_preference = kind == "preference"
+    return blocks | {
+        "datapool.args": _arguments(PreferenceColumns if is_preference else Columns),
+        "alg": _arguments(PreferenceAlgConfig if is_preference else SupervisedAlgConfig),
+        "alg.args": _of_algorithm(OBJECTIVES, algorithm) if is_preference else (),
+        "alg.training_args": training_arguments(),
+        "alg.generation_kwargs": generation,
+        "train_evaluation": _arguments(SupervisedEvaluationConfig),
+    }
+
+
+def training_arguments() -> list[Argument]:
+    """Return those of transformers' `TrainingArguments` that a config may set."""
+    from transformers import TrainingArguments
+
+    from rl4lms_like.offline.training_arguments import NOT_SETTABLE
+
+    return [argument for argument in _arguments(TrainingArguments) if argument.name not in NOT_SETTABLE]
+
+
+def _of_algorithm(registry: Registry, algorithm: str) -> Sequence[Argument]:
+    """Return the arguments of an algorithm; none if it has no signature, which is reported elsewhere."""
+    try:
+        target: Any = registry.signature(algorithm)
+    except (ConfigError, MissingExtraError):
+        return ()
+    return _arguments(getattr(target, "arguments_class", target))
+
+
+def _arguments(target: Any) -> Sequence[Argument]:
+    return signature_of(target).arguments
 
 
 def is_ambiguous(name: str, paths: Paths) -> bool:
@@ -122,23 +162,15 @@ def is_ambiguous(name: str, paths: Paths) -> bool:
     return len(paths) > 1 and paths != DECIDED.get(name)
 
 
-def training_arguments() -> list[str]:
-    """Return the names of those of transformers' `TrainingArguments` that a config may set."""
-    from transformers import TrainingArguments
-
-    from rl4lms_like.offline.training_arguments import NOT_SETTABLE
-
-    return [name for name in _fields(TrainingArguments) if name not in NOT_SETTABLE]
-
-
 def merged(
-    given: Mapping[str, Any], names: Mapping[str, Paths]
+    given: Mapping[str, Any], names: Mapping[str, Paths], others: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str], list[ConfigIssue]]:
     """Merge blocks and flat settings into one mapping.
 
     Args:
         given: keyword arguments of `Run`.
         names: result of `flat_names`.
+        others: settings of the other kinds of runs.
 
     Returns:
         The blocks of a config, the flat name of each path that was set by one, and the errors.
@@ -157,7 +189,7 @@ def merged(
         if name in BLOCKS:
             continue
         paths = names.get(name, ())
-        if message := _refusal(name, paths, names):
+        if message := _refusal(name, paths, names, others):
             issues.append(ConfigIssue(name, message))
             continue
         for path in paths:
@@ -170,7 +202,7 @@ def merged(
     return blocks, set_by, issues
 
 
-def _refusal(name: str, paths: Paths, names: Mapping[str, Paths]) -> str | None:
+def _refusal(name: str, paths: Paths, names: Mapping[str, Paths], others: Collection[str]) -> str | None:
     """Return why a name is no setting, or None."""
     if is_ambiguous(name, paths):
         example = "..."
@@ -180,7 +212,12 @@ def _refusal(name: str, paths: Paths, names: Mapping[str, Paths]) -> str | None:
         return f"has several meanings, {' and '.join(paths)}: set the right one in its block, as {block}={example}"
     if paths:
         return None
-    return REFUSED.get(name) or unknown_key(name, [*names, *BLOCKS]).replace("unknown key", "unknown argument")
+    if name in REFUSED:
+        return REFUSED[name]
+    if name in others:
+        is_rl = "kl_coeff" in names
+        return f"is a setting of runs that learn from {'given texts' if is_rl else 'rollouts'}, not of this algorithm"
+    return unknown_key(name, [*names, *BLOCKS]).replace("unknown key", "unknown argument")
 
 
 def is_set(blocks: Mapping[str, Any], path: str) -> bool:
@@ -213,21 +250,6 @@ def put_default(blocks: dict[str, Any], path: str, value: Any) -> None:
             if not isinstance(parent, dict):
                 return
         parent[path.rpartition(".")[2]] = value
-
-
-def _fields(target: Any) -> list[str]:
-    return [argument.name for argument in signature_of(target).arguments if argument.name != "notices"]
-
-
-def _arguments(algorithm: str, kind: RunKind) -> list[str]:
-    """Return the names of an algorithm's arguments; none if it has no signature, which is reported elsewhere."""
-    if kind == "supervised":
-        return []
-    try:
-        target: Any = (OBJECTIVES if kind == "preference" else ALGORITHMS).signature(algorithm)
-    except (ConfigError, MissingExtraError):
-        return []
-    return _fields(getattr(target, "arguments_class", target))
 
 
 def _copied(value: Any) -> Any:
