@@ -28,7 +28,7 @@ from rich.text import Text
 from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.system.wording import accept_any_character, printable
 from rl4lms_like.tracking.charts import duration
-from rl4lms_like.tracking.notebook import WidgetBar, widget_bar
+from rl4lms_like.tracking.notebook import WidgetBar, is_notebook, widget_bar
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
@@ -87,7 +87,10 @@ class RunConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         accept_any_character(sys.stdout)
-        # In a notebook, rich would make an output of its own for each line that is printed.
+        # In a notebook, rich would make an output of its own for each line that is printed. Its standard output says
+        # that it is a terminal, but does not move a cursor.
+        if is_notebook():
+            options["force_terminal"] = False
         super().__init__(force_jupyter=False, **options)
 
     def on_broken_pipe(self) -> None:

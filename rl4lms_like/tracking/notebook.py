@@ -62,11 +62,16 @@ class WidgetBar:
         self._numbers.value = f"<pre>{html.escape(self._below().plain)}</pre>"
 
 
-def widget_bar(below: Callable[[], Text]) -> WidgetBar | None:
-    """Return a widget in the cell of a notebook; None elsewhere, or without the package ipywidgets."""
+def is_notebook() -> bool:
+    """Return True in the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    if not hasattr(shell, "kernel"):
+    return hasattr(shell, "kernel")
+
+
+def widget_bar(below: Callable[[], Text]) -> WidgetBar | None:
+    """Return a widget in the cell of a notebook; None elsewhere, or without the package ipywidgets."""
+    if not is_notebook():
         return None
     try:
         import ipywidgets
