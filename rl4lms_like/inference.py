@@ -14,6 +14,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.config.cross_checks import reads_run_reward
 from rl4lms_like.config.run_config import (
     AnyConfig,
     PreferenceConfig,
@@ -22,8 +23,11 @@ from rl4lms_like.config.run_config import (
     load_config,
     parse_config,
 )
+from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.offline.assemble_supervised import NO_LIMIT, max_prompt_length, token_limit
 from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
@@ -36,7 +40,7 @@ from rl4lms_like.system.disk import refuse_links_to_folders, saving
 from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.tracking.run_folder import RunFolder
-from rl4lms_like.training.components import build_components
+from rl4lms_like.training.components import Components, build_components
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
     build_datapool,
@@ -49,6 +53,7 @@ from rl4lms_like.training.inputs import (
 )
 from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
 from rl4lms_like.training.resuming.resume import own_config
+from rl4lms_like.training.run_reward import RunReward, connect, is_run_reward, reports_run_reward
 
 
 def evaluate_run(
@@ -105,10 +110,11 @@ def evaluate_run(
         files = RunFolder(folder)
 
     # A run's folder may come from another user. A config that the caller names is the caller's own.
+    reports_reward = reports_run_reward(config)
     if config_path is None:
-        blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
-        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
-    components = build_components(config, with_reward=False)
+        blocks = ["tokenizer", "datapool", "alg", "train_evaluation", *["reward_fn"] * reports_reward]
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", tuple(blocks))
+    components = _components(config, reports_reward)
 
     # The tokenizer that was saved with the model. Another config than that of its run may name another chat template.
     tokenizer_config = _saved_with_model(config, model)
@@ -130,13 +136,26 @@ def evaluate_run(
         seed=seed,
         engine=engine,
     )
-    result = evaluate_on_samples(
-        responder,
-        samples,
-        components.metrics,
-        split_name=split,
-        post_processor=components.post_processor,
-    )
+
+    # The reward as in the run's evaluations: by workers if it has them, and within its time limit.
+    scorer = None
+    if any(map(is_run_reward, components.metrics)):
+        assert isinstance(config, RunConfig)
+        layout = _reward_layout(config, responder)
+        scorer = EpisodeScorer(components.reward_fn, layout, config.env.reward_workers, config.env.reward_timeout)
+        connect(components.metrics, RunReward(scorer, layout, batch_size=config.env.n_envs))
+
+    try:
+        result = evaluate_on_samples(
+            responder,
+            samples,
+            components.metrics,
+            split_name=split,
+            post_processor=components.post_processor,
+        )
+    finally:
+        if scorer is not None:
+            scorer.close()
 
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
@@ -145,6 +164,34 @@ def evaluate_run(
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")
     return result.scores
+
+
+def _components(config: AnyConfig, reports_reward: bool) -> Components:
+    """Return the components of an evaluation; without the run's reward if nothing but the default asks for it."""
+    if not reports_reward:
+        return build_components(config, with_reward=False)
+    try:
+        return build_components(config)
+    except RL4LMsLikeError as error:
+        if config.train_evaluation.metrics or reads_run_reward(config.to_dict()):
+            raise
+        # Not on standard output, which has the scores.
+        print(f"the run's own reward is not reported: {error}", file=sys.stderr)
+        return build_components(config, with_reward=False)
+
+
+def _reward_layout(config: RunConfig, responder: Responder) -> TextLayout:
+    """Return the layout of the observations that the reward of an evaluation reads, as in the run's environment."""
+    model_config = responder.model.model.config
+    is_encoder_decoder = bool(model_config.is_encoder_decoder)
+    return TextLayout(
+        responder.tokenizer,
+        max_prompt_length=responder.max_prompt_length,
+        max_context_length=response_length(config, model_config),
+        context_start_token=config.env.args.get("context_start_token") if is_encoder_decoder else None,
+        prompt_truncation_side=responder.model.prompt_truncation_side,
+        is_encoder_decoder=is_encoder_decoder,
+    )
 
 
 def generate_texts(

@@ -36,7 +36,7 @@ from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.system.secrets import with_values
-from rl4lms_like.training.components import Components, build_components, chat_lines, check_references, data_lines
+from rl4lms_like.training.components import Components, build_components, chat_lines, check_samples, data_lines
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
@@ -148,7 +148,7 @@ def _data(
     if isinstance(config, RunConfig) and config.datapool.sampler is not None:
         build_sampler(config.datapool.sampler, samples["train"])
     if components is not None:
-        check_references(config, components, samples)
+        check_samples(config, components, samples)
     if models is not None:
         settings.check_prompts(samples, models.tokenizer, models.config)
 

@@ -40,6 +40,7 @@ from annotated_types import MinLen
 from pydantic import PlainValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
+from rl4lms_like.config.functions import part_config, reward_config
 from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.engines import ENGINES
@@ -285,12 +286,12 @@ def _reward(bases: tuple[type, ...], value: Any) -> Any:
     """Validate a reward: `{id, args}` or the id alone in a config, or an object in Python."""
     if value is None and type(None) in bases:
         return None
-    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, value)
+    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, reward_config(value))
 
 
 def _part(value: Any) -> Nested:
     """Validate a `RewardPart`, `{id, args, weight, name}` or the id alone; the name defaults to the id."""
-    part = _component(_Part, _REWARDS, RewardPart, value)
+    part = _component(_Part, _REWARDS, RewardPart, part_config(value))
     return Nested({**part, "name": part.get("name") or name_of(part["id"])}, RewardPart)
 
 
@@ -332,6 +333,8 @@ def _parts(value: Any) -> Any:
     """Validate a list of `RewardPart` with distinct names."""
     if value is None:
         raise RefusedError(ConfigIssue("", "expected a list of rewards, got null"))
+    if isinstance(value, list | tuple):
+        value = [part_config(item) for item in value]
     parts, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
     taken: dict[str, int] = {}
     for index, item in enumerate(value if isinstance(value, list) else ()):

@@ -58,6 +58,8 @@ from rl4lms_like.system.wording import shown
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
 EVALUATION = "train_evaluation.generation_kwargs"
+RUN_REWARD = "reward"
+"""Id of the metric that is the run's own reward."""
 SUPERVISED = "alg.training_args.metric_for_best_model"
 """Config path of the metric in supervised runs: `loss` or a key of the metrics, with an optional prefix `eval_`."""
 
@@ -422,15 +424,32 @@ def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
     if known is None:
         return
     known += getattr(targets(dict(blocks)).get("alg"), "keys", ())
-    held_out, best = at(blocks, HELD_OUT), at(blocks, SUPERVISED)
-    chosen = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
-    for index, each in enumerate(held_out if isinstance(held_out, list) else []):
-        chosen[f"{HELD_OUT}.{index}.metric"] = at(each, "metric")
-    for path, wanted in chosen.items():
-        if isinstance(wanted, str) and not _is_among(wanted, known):
+    if run_kind(blocks) == "on_policy":
+        known += METRICS.entry(RUN_REWARD).keys
+    for path, wanted in _selected_metrics(blocks).items():
+        if not _is_among(wanted, known):
             yield unknown_metric(path, wanted, known)
+    best = at(blocks, SUPERVISED)
     if isinstance(best, str) and not _is_among(best.removeprefix("eval_"), ["loss", *known]):
         yield unknown_metric(SUPERVISED, best, ["loss", *known])
+
+
+def _selected_metrics(blocks: Mapping[str, Any]) -> dict[str, str]:
+    """Return config path -> key of a metric that an RL run reads."""
+    held_out = at(blocks, HELD_OUT)
+    keys = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
+    for index, block in enumerate(held_out if isinstance(held_out, list) else []):
+        keys[f"{HELD_OUT}.{index}.metric"] = at(block, "metric")
+    return {path: key for path, key in keys.items() if isinstance(key, str)}
+
+
+def reads_run_reward(blocks: Mapping[str, Any]) -> bool:
+    """Return whether an RL run reads its own reward as a metric, without listing it among its metrics."""
+    known = _reported(at(blocks, "train_evaluation.metrics"))
+    if known is None or run_kind(blocks) != "on_policy":
+        return False
+    keys = METRICS.entry(RUN_REWARD).keys
+    return any(_is_among(key, keys) and not _is_among(key, known) for key in _selected_metrics(blocks).values())
 
 
 def unknown_metric(path: str, wanted: str, known: Iterable[str]) -> ConfigIssue:

@@ -21,6 +21,7 @@ from rl4lms_like.config.binding import RunKind, bind, run_kind
 from rl4lms_like.config.component import Arguments, ComponentConfig
 from rl4lms_like.config.cross_checks import cross_check, data_issues, with_key_of_here
 from rl4lms_like.config.doctor import DoctorConfig
+from rl4lms_like.config.functions import with_function_blocks
 from rl4lms_like.config.notices import Notice, notices_of, without_stray_commas
 from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
@@ -489,8 +490,9 @@ def parse_config(
     Raises:
         ConfigError: lists all errors.
     """
+    mapping, function_issues = with_function_blocks(mapping, imports=components)
     blocks, comma_notices = without_stray_commas(mapping)
-    found = list(issues)
+    found = [*issues, *function_issues]
     if components:
         blocks, wrong = bind(blocks)
         found += secret_issues(mapping) + wrong + cross_check(blocks)
@@ -498,7 +500,8 @@ def parse_config(
         found += data_issues(blocks)
     kind = KINDS[run_kind(mapping)]
     fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
-    found = list(dict.fromkeys([*found, *wrong]))
+    refused = {issue.path for issue in function_issues}  # not a second time, as a block that is no mapping
+    found = list(dict.fromkeys([*found, *(issue for issue in wrong if issue.path not in refused)]))
     found = [with_key_of_here(issue, is_rl=kind is RunConfig) for issue in found]
     if found:
         reported = _in_order_of(mapping, found)[:MAX_ISSUES]

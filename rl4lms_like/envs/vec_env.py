@@ -21,9 +21,8 @@ from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
-from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import TokenRewards, score_episodes_in_parts, texts_to_score
-from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
+from rl4lms_like.envs.scoring import EpisodeScorer
+from rl4lms_like.rewards.call import texts_to_score
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.ranks import Ranks
 
@@ -44,6 +43,7 @@ class TextVecEnv(DummyVecEnv):
     Attributes:
         reward_parts: name -> contribution of that part of a combined reward to the rewards that `play` returned last,
             flat `[n_tokens]`; empty if the reward has no parts.
+        scorer: computes the rewards of finished episodes.
         group_size: `reset` draws one prompt for this many consecutive environments; it divides `n_envs`.
 
     Raises:
@@ -63,10 +63,6 @@ class TextVecEnv(DummyVecEnv):
         ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
-        # Without workers the time limit is a signal's, which not every system and thread has.
-        if not reward_workers:
-            check_time_limit(reward_timeout)
-
         # Siblings share one sampler: prompts do not depend on how they are divided among the environments.
         first = TextGenEnv(*args, **kwargs)
         super().__init__([first.sibling] * n_envs)
@@ -75,10 +71,7 @@ class TextVecEnv(DummyVecEnv):
         self._n_unplayed = 0  # prompts that the last `reset` drew, until an episode of theirs is played
 
         self.reward_parts: dict[str, np.ndarray] = {}
-        self._timeout = reward_timeout
-        self._workers: RewardWorkers | None = None
-        if reward_workers:
-            self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
+        self.scorer = EpisodeScorer(first.reward_function, first.layout, reward_workers, reward_timeout)
 
     @property
     def layout(self) -> TextLayout:
@@ -163,28 +156,17 @@ class TextVecEnv(DummyVecEnv):
         self.keep_prompts()
 
         try:
-            rewards = self._score(final_states)
+            rewards = self.scorer.score(final_states)
         except RewardError as error:
             error.texts = texts_to_score(self.samples, [state.context_text for state in final_states])
             raise
         self.reward_parts = rewards.parts
         return rewards.total
 
-    def _score(self, final_states: Sequence[Observation]) -> TokenRewards:
-        """Return the reward of every token, computed by the workers or, within the time limit, in this process."""
-        if self._workers is not None:
-            return self._workers.score(final_states)
-
-        reward = self.envs[0].reward_function
-        try:
-            return within(self._timeout, lambda: score_episodes_in_parts(reward, final_states))
-        except TimeIsUp as error:  # raised between two calls of the reward, hence not attributed to a sample
-            raise RewardError(f"{type(reward).__name__} failed on a batch of {len(final_states)}: {error}") from error
-
     @property
     def reward_restarts(self) -> int | None:
         """Number of restarts of the reward workers; None without workers."""
-        return None if self._workers is None else self._workers.restarts
+        return self.scorer.restarts
 
     def _final_states(self, episodes: EpisodeBatch) -> list[Observation]:
         """Return the last observation of each episode `[n_envs]`."""
@@ -223,6 +205,5 @@ class TextVecEnv(DummyVecEnv):
 
     def close(self) -> None:
         """Stop the reward workers, if there are any."""
-        if self._workers is not None:
-            self._workers.close()
+        self.scorer.close()
         super().close()

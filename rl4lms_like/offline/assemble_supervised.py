@@ -36,7 +36,7 @@ from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
-from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
+from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
 from rl4lms_like.training.inputs import (
     build_datapools,
     build_tokenizer,
@@ -179,7 +179,7 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     samples = {}
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
-    check_references(config, components, samples)
+    check_samples(config, components, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 

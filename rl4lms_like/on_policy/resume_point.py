@@ -65,6 +65,7 @@ from rl4lms_like.training.resuming.states import (
     random_state,
     restoring,
 )
+from rl4lms_like.training.run_reward import is_run_reward
 
 ENGINE_TIMEOUT_S = 20.0
 """Seconds that an interrupted run waits for the responses that an engine generates ahead; torchrun kills after 30."""
@@ -211,7 +212,8 @@ class ResumePoint:
         self.parts: dict[str, CheckpointPart] = {
             "algorithm": AlgorithmPart(run),
             "env": EnvironmentPart(run),
-            "metrics": MetricsPart(run.metrics),
+            # Without the run's own reward: it has no state, and runs of earlier versions did not report it.
+            "metrics": MetricsPart([metric for metric in run.metrics if not is_run_reward(metric)]),
             "trainer": trainer,
             "watchers": CallbacksPart(callbacks),
         }

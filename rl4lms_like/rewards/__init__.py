@@ -110,6 +110,7 @@ REWARDS = Registry(
         "soft_overlong": Entry(".lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"),
         "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),
         "python": Entry(".python_function:PythonReward", "return value of a Python function, sync or async"),
+        "object": Entry(".python_function:built_reward", "a reward that was built in Python"),
         "http": Entry(
             ".remote:HttpReward", "rewards returned by a server to a POST of the texts", needs="a scoring server"
         ),

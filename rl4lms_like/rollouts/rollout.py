@@ -72,7 +72,7 @@ class RolloutBatch:
     Args:
         episodes: `n` whole episodes.
         rewards: task rewards `[n_tokens]`, without the KL penalty.
-        reward_parts: name -> contribution of that part of a combined reward `[n_tokens]`.
+        reward_parts: name -> contribution of that part of a combined reward `[n_tokens]`, NaN where it returned None.
         sample_ids: ids of the samples that the prompts are from, `n`.
         scores: of the policy, its critic and its reference; None = not scored yet.
     """
@@ -267,6 +267,11 @@ def rollout_statistics(
     """
     info: dict[str, float] = {}
     for name, values in _series(rollout, kl_rewards, has_critic).items():
+        # A part of the reward may have left out some episodes; they do not count in its mean.
+        if name.startswith("reward/"):
+            values = values[~values.isnan()]
+            if not len(values):
+                continue
         info[f"rollout_info/{name}"] = float(values.double().mean())
         info[f"rollout_info/{name}_std"] = float(values.double().std(unbiased=False))
 

@@ -266,7 +266,7 @@ RUN: dict[str, Row | Silent] = {
     ),
     "env.n_envs": Row(3, see.logged("rollout_info/n_episodes")),
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
-    "env.reward_workers": Row(1, lambda made: made.run.env._workers is not None),
+    "env.reward_workers": Row(1, lambda made: made.run.env.scorer._workers is not None),
     "env.reward_timeout": Row(0.001, see.paid, {"reward_fn.id": "slow", "reward_fn.args": {}}),
     "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 5}}),
     "alg.policy.id": Row(
