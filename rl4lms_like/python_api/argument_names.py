@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from rl4lms_like.config.binding import run_kind
 from rl4lms_like.config.notices import Notice
+from rl4lms_like.config.run_config import AnyConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 _PATH = re.compile(r"[a-z]\w*(?:\.\w+)+")
@@ -32,6 +34,17 @@ class ArgumentNames:
 
     of_path: dict[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_config(cls, config: AnyConfig) -> ArgumentNames:
+        """Return the names for a run that was opened from its folder."""
+        # Imported here, because it needs transformers.
+        from rl4lms_like.python_api.setting_names import flat_names
+
+        names: dict[str, str] = {}
+        for name, paths in flat_names(run_kind({"alg": {"id": config.alg.id}}), config.alg.id).items():
+            names |= dict.fromkeys(paths, name)
+        return cls(names | {"reward_fn": "reward", "train_evaluation.metrics": "metrics"})
+
     def __enter__(self) -> ArgumentNames:
         return self
 
@@ -42,6 +55,8 @@ class ArgumentNames:
     def renamed(self, error: ConfigError) -> ConfigError:
         """Return an error of a config with names of arguments in place of paths."""
         issues = [ConfigIssue(self._path(issue.path), self._message(issue.message)) for issue in error.issues]
+        if not self.of_path:
+            return error
         source = SOURCE if error.source == "the config" else error.source
         return ConfigError(list(dict.fromkeys(issues)), source)
 

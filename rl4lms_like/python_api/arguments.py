@@ -23,9 +23,9 @@ from rl4lms_like.python_api.given import (
     argument_error,
     data_block,
     has_conversations,
-    metric_blocks,
+    metric_list,
     model_names,
-    reward_block,
+    weighted_rewards,
 )
 from rl4lms_like.python_api.setting_names import flat_names, is_set, merged, put, put_default
 from rl4lms_like.small_models.embedded import TINY_MODEL, embedded_model, is_embedded
@@ -101,12 +101,11 @@ def config_of(
         )
     )
     if is_rl:
-        blocks["reward_fn"] = collected(lambda: reward_block(reward, weights)) or {}
+        blocks["reward_fn"] = collected(lambda: weighted_rewards(reward, weights)) or {}
     elif weights is not None:
         issues.append(ConfigIssue("reward_weights", f"{id} learns from data, without rewards; remove it"))
     if metrics is not None:
-        listed = collected(lambda: metric_blocks(metrics))
-        put(blocks, "train_evaluation.metrics", listed or [])
+        put(blocks, "train_evaluation.metrics", metric_list(metrics))
 
     # Then the defaults, which depend on the model.
     if pool is not None:
@@ -205,7 +204,7 @@ def _paths(
         "reward_fn": "reward",
         "train_evaluation.metrics": "metrics",
     }
-    if at(blocks, "reward_fn.id") == "combine" and "reward_fn" not in settings:
+    if isinstance(blocks.get("reward_fn"), list):
         paths["reward_fn.args.rewards"] = "reward"
     return paths
 

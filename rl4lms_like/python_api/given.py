@@ -9,7 +9,6 @@ metrics       functions, objects, ids           train_evaluation.metrics
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -297,72 +296,41 @@ def has_conversations(rows_file: str | None) -> bool:
 # --- rewards and metrics ------------------------------------------------------------------------------------------
 
 
-def reward_block(reward: Any, weights: Any = None) -> dict[str, Any]:
-    """Return the `reward_fn` block of a function, several of them with their weights, an object, an id or a block.
+def weighted_rewards(reward: Any, weights: Any) -> Any:
+    """Return a reward, or the pairs of several rewards with their weights; both are what a config may have.
 
     Raises:
-        ConfigError: this is no reward, or the weights do not fit.
+        ConfigError: there is no reward, or the weights do not fit.
     """
+    kinds = "expected a function, a list of functions, a RewardFunction, or the id of a reward"
     if reward is None:
-        message = "missing; expected a function, a list of functions, a RewardFunction, or the id of a reward"
-        raise argument_error("reward", message)
-    if not isinstance(reward, list | tuple):
-        if weights is not None:
-            raise argument_error("reward_weights", "is for a list of rewards; there is one reward")
-        return component_block(reward, "reward")
-
-    if not reward:
-        raise argument_error("reward", "is an empty list; expected at least one reward")
+        raise argument_error("reward", f"missing; {kinds}")
+    is_reward = isinstance(reward, str | Mapping | list | tuple | RewardFunction | BatchedRewardFunction)
+    if not is_reward and not callable(reward):
+        raise argument_error("reward", f"{kinds}; got {excerpt(reward)}")
+    if isinstance(reward, list | tuple) and not reward:
+        raise argument_error("reward", f"is an empty list; {kinds}")
     if weights is None:
-        weights = [1.0] * len(reward)
+        return reward
+    if not isinstance(reward, list | tuple):
+        raise argument_error("reward_weights", "is for a list of rewards; there is one reward")
     if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):
         n_weights = len(weights) if isinstance(weights, Sequence) else excerpt(weights)
         raise argument_error(
             "reward_weights", f"expected one number for each of {len(reward)} rewards, got {n_weights}"
         )
-
-    # Names in logs: those of the functions, numbered where several have the same.
-    parts = []
-    taken: dict[str, int] = {}
-    for index, (given, weight) in enumerate(zip(reward, weights, strict=True)):
-        item: Any = given
-        if isinstance(item, RewardPart):
-            weight = weight * item.weight
-            name = item.label
-            item = item.reward
-        else:
-            name = component_name(item)
-        block = component_block(item, f"reward.{index}")
-        taken[name] = taken.get(name, 0) + 1
-        parts.append(block | {"weight": weight, "name": name if taken[name] == 1 else f"{name}_{taken[name]}"})
-    return {"id": "combine", "args": {"rewards": parts}}
+    return [reweighted(item, weight) for item, weight in zip(reward, weights, strict=True)]
 
 
-def metric_blocks(metrics: Any) -> list[dict[str, Any]]:
-    """Return the blocks of one or several metrics: functions, objects, ids or blocks."""
-    if isinstance(metrics, str | Mapping) or not isinstance(metrics, Sequence):
+def reweighted(reward: Any, weight: Any) -> Any:
+    """Return one of several rewards with its weight."""
+    if isinstance(reward, RewardPart | tuple):
+        raise argument_error("reward_weights", "the rewards have weights of their own; give one of both")
+    return (reward, weight)
+
+
+def metric_list(metrics: Any) -> list[Any]:
+    """Return one or several metrics as a list of what a config may have: functions, objects and blocks."""
+    if isinstance(metrics, str | Mapping) or not isinstance(metrics, list | tuple):
         metrics = [metrics]
-    return [component_block(metric, f"metrics.{index}") for index, metric in enumerate(metrics)]
-
-
-def component_block(component: Any, argument: str) -> dict[str, Any]:
-    """Return the block of a reward or metric: a function, an object, an id or a block."""
-    if isinstance(component, Mapping):
-        return dict(component)
-    if inspect.isclass(component):
-        name = component.__name__
-        raise argument_error(argument, f"expected an object, got the class {name}; write {name}(...)")
-    is_object = isinstance(component, RewardFunction | BatchedRewardFunction) or hasattr(component, "compute")
-    if isinstance(component, str) or callable(component) or is_object:
-        return {"id": component}
-    raise argument_error(argument, f"expected a function, an object, or an id; got {excerpt(component)}")
-
-
-def component_name(component: Any) -> str:
-    """Return the name of a reward in logs."""
-    if isinstance(component, Mapping):
-        return str(component.get("name") or component.get("id")).rpartition(":")[2]
-    if isinstance(component, str):
-        return component.rpartition(":")[2]
-    name = getattr(inspect.unwrap(component) if callable(component) else component, "__name__", None)
-    return str(name or type(component).__name__).strip("<>")
+    return [{"id": metric} if isinstance(metric, str) else metric for metric in metrics]

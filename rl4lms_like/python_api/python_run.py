@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
-from rl4lms_like.python_api.given import argument_error, is_conversation, metric_blocks, reward_block
+from rl4lms_like.python_api.given import argument_error, is_conversation, metric_list
 from rl4lms_like.python_api.short_errors import with_short_errors
 from rl4lms_like.python_api.shown import Report, table_html
-from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.ranks import is_main_process
 from rl4lms_like.system.wording import excerpt
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, experiment_folder, is_untrained
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from rl4lms_like.training.evaluation import Responder
 
 DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
+
+AFFECTS = "affects results"
+"""Part of the refusal of a changed setting."""
 
 REWARD = "rollout_info/ep_rew"
 """Key of the mean reward in the history."""
@@ -149,12 +152,13 @@ class Run:
         run_folder = Path(os.path.abspath(os.path.expanduser(folder)))
         blocks = own_config(run_folder)
         if reward is not None:
-            blocks["reward_fn"] = reward_block(reward)
+            blocks["reward_fn"] = reward
         if metrics is not None:
-            blocks["train_evaluation"]["metrics"] = metric_blocks(metrics)
+            blocks["train_evaluation"]["metrics"] = metric_list(metrics)
 
         run = cls(config=parse_config(blocks, source=str(run_folder / CONFIG_FILE)), folder=run_folder)
         run.folder = run_folder
+        run._names = ArgumentNames.of_config(run.config)
         run._is_trusted = trust_remote_code
         return run
 
@@ -250,33 +254,27 @@ class Run:
             ConfigError: there are no metrics, or one of them has errors.
             RL4LMsLikeError: there are no samples, or the evaluation failed; subclasses name the cause.
         """
-        from rl4lms_like.training.components import build_components
-        from rl4lms_like.training.evaluation import evaluate_on_samples
+        from rl4lms_like.inference import components_to_evaluate, evaluate_split
         from rl4lms_like.training.inputs import build_datapool, render_prompts
 
         config = self.config
         with self._names:
             if metrics is not None:
                 blocks = config.to_dict()
-                blocks["train_evaluation"]["metrics"] = metric_blocks(metrics)
+                blocks["train_evaluation"]["metrics"] = metric_list(metrics)
                 config = parse_config(blocks, source=SOURCE)
-            if not config.train_evaluation.metrics:
+            components = components_to_evaluate(config)
+            if not components.metrics:
                 raise argument_error("metrics", "missing; this run has none: evaluate(metrics=['length'])")
-            components = build_components(config, with_reward=False)
 
-            responder = self._model()
+            # The data before the model, which takes longer to load.
             pool = {split: build_datapool(config.datapool, split)}
-            samples = [sample for sample, _ in render_prompts(pool, config.tokenizer, responder.tokenizer)[split]]
-            if not samples:
+            if not len(pool[split]):
                 argument = "eval_prompts" if isinstance(config, RunConfig) else "eval_data"
                 raise argument_error("split", f"there are no samples of {split!r}; give {argument} to Run")
-            evaluation = evaluate_on_samples(
-                responder,
-                samples[:limit],
-                components.metrics,
-                split_name=split,
-                post_processor=components.post_processor,
-            )
+            responder = self._model()
+            samples = [sample for sample, _ in render_prompts(pool, config.tokenizer, responder.tokenizer)[split]]
+            evaluation = evaluate_split(config, responder, components, samples[:limit], split)
         return evaluation.scores
 
     @with_short_errors
@@ -460,7 +458,10 @@ class Run:
                 accepted.append(path)
                 if isinstance(change, Mapping):
                     values[path] = value
-        resume(self.folder, values=values, accepted=accepted, trust_remote_code=self._is_trusted, **destinations)
+        try:
+            resume(self.folder, values=values, accepted=accepted, trust_remote_code=self._is_trusted, **destinations)
+        except ConfigError as error:
+            raise _with_way_out(self._names.renamed(error)) from None
 
     def _paths_of(self, name: str) -> list[str]:
         """Return the config paths of a setting by its flat name, or the path itself."""
@@ -581,6 +582,18 @@ def train(
     run.train(new=new, entity_name=entity_name, log_to_wandb=log_to_wandb, keep_last_state=False)
     assert run.folder is not None
     return run.folder
+
+
+def _with_way_out(error: ConfigError) -> ConfigError:
+    """Add to the refusal of a changed setting how it is accepted."""
+    issues = []
+    for issue in error.issues:
+        message = issue.message
+        if AFFECTS in message:
+            argument = issue.path.partition(".")[0]
+            message += f"; train(change=[{argument!r}]) accepts it, and the run folder lists it"
+        issues.append(ConfigIssue(issue.path, message))
+    return ConfigError(issues, error.source)
 
 
 def _say(text: str) -> None:
