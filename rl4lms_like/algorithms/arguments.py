@@ -49,6 +49,8 @@ class OnPolicyArguments:
         critic_learning_rate: learning rate of the critic (with `critic: shared`, of its head); default: ten times
             `learning_rate`.
         learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
+        warmup_iterations: number of iterations at the start in which the learning rates rise linearly to those of the
+            schedule; the first one has 1 / (warmup_iterations + 1) of it.
         n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
             `n_steps * n_envs` tokens.
         n_episodes: size of a rollout in episodes of all processes, in place of `n_steps`; a multiple of `n_envs`.
@@ -117,6 +119,7 @@ class OnPolicyArguments:
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_iterations: Whole = 0
     n_steps: Count
     n_episodes: Count | None = None
     group_size: Count = 1

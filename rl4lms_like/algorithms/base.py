@@ -631,9 +631,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def training_state(self) -> dict[str, Any]:
         """Return the state that all algorithms have, and the numbers of skipped steps; the policy has the weights."""
-        state = {**super().training_state(), "left_out": self.guard.state_dict()}
-        if self.arguments.critic_only_iterations:
-            state["n_iterations"] = self.n_iterations
+        state = {**super().training_state(), "left_out": self.guard.state_dict(), "n_iterations": self.n_iterations}
         if self.pretraining is not None:
             state["critic_pretraining"] = self.pretraining.state_dict()
         return state
@@ -649,8 +647,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     # --- learning rates and log -------------------------------------------------------------------------------------
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
+        """Set the learning rates as Stable-Baselines3 does, with warmup and a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
+        warmup_iterations = self.arguments.warmup_iterations
+        if self.n_iterations < warmup_iterations:
+            learning_rate *= (self.n_iterations + 1) / (warmup_iterations + 1)
         self.logger.record("train/learning_rate", learning_rate)
         for group in optimizers.param_groups:
             group["lr"] = learning_rate * (self.critic_factor if group["role"] == "critic" else 1.0)

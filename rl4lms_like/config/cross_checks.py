@@ -4,6 +4,7 @@ Each check receives the whole raw mapping after `binding.bind`, and returns the 
 a config selects by key must be keys that `train_evaluation.metrics` reports:
 
     train_evaluation.keep_best: {metric: lexical/meteor, mode: max}      the model of the best evaluation
+    train_evaluation.early_stopping: {metric: lexical/meteor ...}        the end of the training
     alg.training_args.metric_for_best_model: eval_lexical/meteor         the same, in supervised runs
     doctor.held_out: [{metric: lexical/meteor, mode: max}]               must not fall while the reward rises
 
@@ -57,6 +58,7 @@ from rl4lms_like.system.secrets import names_variable
 from rl4lms_like.system.wording import shown
 
 PLACE, HELD_OUT, POLICY = "train_evaluation.keep_best", "doctor.held_out", "alg.policy.args"
+EARLY_STOPPING = "train_evaluation.early_stopping"
 EVALUATION = "train_evaluation.generation_kwargs"
 RUN_REWARD = "reward"
 """Id of the metric that is the run's own reward."""
@@ -437,7 +439,7 @@ def chosen_metric_issues(blocks: Mapping[str, Any]) -> Iterator[ConfigIssue]:
 def _selected_metrics(blocks: Mapping[str, Any]) -> dict[str, str]:
     """Return config path -> key of a metric that an RL run reads."""
     held_out = at(blocks, HELD_OUT)
-    keys = {f"{PLACE}.metric": at(blocks, f"{PLACE}.metric")}
+    keys = {f"{block}.metric": at(blocks, f"{block}.metric") for block in (PLACE, EARLY_STOPPING)}
     for index, block in enumerate(held_out if isinstance(held_out, list) else []):
         keys[f"{HELD_OUT}.{index}.metric"] = at(block, "metric")
     return {path: key for path, key in keys.items() if isinstance(key, str)}

@@ -64,6 +64,7 @@ def notices_of(blocks: Mapping[str, Any]) -> list[Notice]:
         *_stop_strings(blocks),
         *_other_distribution(blocks, args),
         *_small_minibatches(blocks, args),
+        *_schedules_without_effect(blocks, args),
         *_short_lambda(blocks, args),
         *_default_learning_rate(blocks, args),
     ]
@@ -150,6 +151,22 @@ def _small_minibatches(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> It
         plural = "s" if n_episodes > 1 else ""
         message = f"{batch} tokens are {n_episodes} episode{plural} of {length} tokens, so the gradient is noisy"
         yield Notice("alg.args.batch_size", f"{message}; {FEW_EPISODES * length} or more hold {FEW_EPISODES}")
+
+
+def _schedules_without_effect(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:
+    """Report a warmup that lasts the whole run, and early stopping that cannot come before its end."""
+    n_iters = at(blocks, "train_evaluation.n_iters")
+    warmup = args.get("warmup_iterations") or 0
+    if warmup and warmup >= n_iters:
+        message = f"{warmup} iterations of {n_iters}: the learning rate never reaches that of the schedule"
+        yield Notice("alg.args.warmup_iterations", message)
+    patience = at(blocks, "train_evaluation.early_stopping.patience")
+    if patience is None:
+        return
+    first_stop = patience * at(blocks, "train_evaluation.eval_every")
+    if first_stop >= n_iters:
+        message = f"can end the run after {first_stop} iterations at the earliest, and it has {n_iters}"
+        yield Notice("train_evaluation.early_stopping.patience", message)
 
 
 def _short_lambda(blocks: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[Notice]:

@@ -195,6 +195,22 @@ class KeepBestConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """The `train_evaluation.early_stopping` block: ends the training when evaluations on `val` no longer improve.
+
+    Args:
+        metric: key of a metric on `val`, such as `lexical/meteor`.
+        mode: `max` if larger is better, `min` if smaller is better.
+        patience: number of evaluations in a row without a better score than the best one before, after which the
+            training ends; the evaluation before training counts as the first score.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+    patience: Count
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainEvaluationConfig:
     """The `train_evaluation` block of an RL run.
 
@@ -206,6 +222,8 @@ class TrainEvaluationConfig:
         keep_last: number of newest checkpoints that are not deleted. null deletes none, but then only the newest two
             contain the state that is needed to resume; the older ones contain only the model.
         keep_best: save the model with the best score on `val` in `best/`: `metric` and `mode`. null saves none.
+        early_stopping: end the training when the score on `val` no longer improves: `metric`, `mode` and `patience`.
+            null trains for `n_iters` iterations.
         metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
         generation_kwargs: generation arguments of evaluations; null uses those of the rollouts.
         max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
@@ -226,6 +244,7 @@ class TrainEvaluationConfig:
     save_every: Count = 20
     keep_last: Count | None = None
     keep_best: KeepBestConfig | None = None
+    early_stopping: EarlyStoppingConfig | None = None
     metrics: list[MetricConfig] = field(default_factory=list)
     generation_kwargs: dict[str, Any] | None = None
     max_eval_samples: Count | None = None

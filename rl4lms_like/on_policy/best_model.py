@@ -41,9 +41,8 @@ class BestModel(Callback):
         self.keep_best = run.config.train_evaluation.keep_best
         self.epoch: int | None = None
         self.score: float | None = None
-        if self.keep_best is not None and not run.samples["val"]:
-            message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
-            raise ConfigError([ConfigIssue(PLACE, message)])
+        if self.keep_best is not None:
+            check_has_val(run, PLACE)
 
     def on_evaluation_end(self, epoch: int, split: str, evaluation: Evaluation) -> None:
         """Write the model if it is better than all before; NaN, infinities and `n/a` never are.
@@ -55,25 +54,18 @@ class BestModel(Callback):
         if self.keep_best is None or split != "val":
             return
         metric = self.keep_best.metric
-        if metric not in evaluation.scores:
-            raise ConfigError([unknown_metric(f"{PLACE}.metric", metric, evaluation.scores)])
-        score: Any = evaluation.scores[metric]
-        if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
-            return
-
         mode = self.keep_best.mode
-        if self.score is not None:
-            is_better = score > self.score if mode == "max" else score < self.score
-            if not is_better:
-                return
+        score = score_of(evaluation, metric, PLACE)
+        if score is None or not is_better(score, self.score, mode):
+            return
 
         # The model before the first iteration is only the baseline: `best/` has one that was trained.
         if epoch:
             with self.run.policy.whole_in_main():
                 if self.run.ranks.is_main:
-                    self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": float(score)})
+                    self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": score})
         self.epoch = epoch
-        self.score = float(score)
+        self.score = score
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "score": self.score}
@@ -93,3 +85,31 @@ class BestModel(Callback):
         self.tracker.log_info(
             f"best on val after {best['epoch']} iterations: {best['metric']} {best['score']:.4g}; saved to {folder}"
         )
+
+
+def check_has_val(run: AssembledRun, path: str) -> None:
+    """Raise a `ConfigError` at a config path that reads scores on `val` if this split has no samples."""
+    if not run.samples["val"]:
+        message = f"there are no scores: the data pool {run.config.datapool.id!r} has no samples in the split 'val'"
+        raise ConfigError([ConfigIssue(path, message)])
+
+
+def score_of(evaluation: Evaluation, metric: str, path: str) -> float | None:
+    """Return the score of a metric that is selected at a config path; None for NaN, infinities and `n/a`.
+
+    Raises:
+        ConfigError: no metric reports the key.
+    """
+    if metric not in evaluation.scores:
+        raise ConfigError([unknown_metric(f"{path}.metric", metric, evaluation.scores)])
+    score: Any = evaluation.scores[metric]
+    if isinstance(score, bool) or not isinstance(score, (int, float)) or not math.isfinite(score):
+        return None
+    return float(score)
+
+
+def is_better(score: float, best: float | None, mode: str) -> bool:
+    """Return whether a score is better than the best one before; the first one always is."""
+    if best is None:
+        return True
+    return score > best if mode == "max" else score < best

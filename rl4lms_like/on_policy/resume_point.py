@@ -172,9 +172,10 @@ class CallbacksPart:
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
+        """Restore the state returned by `state_dict`; a callback that the run did not have before begins anew."""
         for name, callback in self.callbacks.items():
-            callback.load_state_dict(state[name])
+            if name in state:
+                callback.load_state_dict(state[name])
 
 
 class ResumePoint:

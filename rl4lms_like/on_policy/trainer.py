@@ -23,6 +23,7 @@ from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.best_model import BestModel
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.callback import Doctor
+from rl4lms_like.on_policy.early_stopping import EarlyStopping
 from rl4lms_like.on_policy.replay import Replay, origin_of
 from rl4lms_like.on_policy.resume_point import ResumePoint
 from rl4lms_like.on_policy.rollout_files import Recorder, delete_later_rollouts
@@ -75,6 +76,10 @@ class OnPolicyTrainer:
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
+        self.early_stopping: EarlyStopping | None = None
+        if self.schedule.early_stopping is not None:
+            self.early_stopping = EarlyStopping(self.schedule.early_stopping, run, tracker)
+            self.callbacks["early_stopping"] = self.early_stopping
 
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
@@ -118,7 +123,7 @@ class OnPolicyTrainer:
         self._pretrain_critic()
 
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
-        while self.current_iter < self.schedule.n_iters:
+        while self.current_iter < self.schedule.n_iters and not self._stops_early:
             self._iterate()
             self._evaluate_and_save()
 
@@ -135,6 +140,11 @@ class OnPolicyTrainer:
         self.evaluate(("val", "test"))
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / FOLDER)
+
+    @property
+    def _stops_early(self) -> bool:
+        """True if the score on `val` no longer improves, and the config asks for that to end the training."""
+        return self.early_stopping is not None and self.early_stopping.is_over
 
     def _iterate(self) -> None:
         """Run an iteration: rollout and update, then the callbacks, whose numbers are logged with those of both."""

@@ -455,3 +455,29 @@ def test_the_size_of_rewards_does_not_change_the_step_of_the_actor(tiny_gpt2_dir
         assert built.logger.name_to_value["train/critic_grad_norm"] > 0
     assert float(moves[0].norm()) > 1e-3
     torch.testing.assert_close(moves[1], moves[0], atol=1e-4, rtol=0.05)
+
+
+# --- warmup ----------------------------------------------------------------------------------------------------------
+
+
+def rates_of(algorithm, n_iterations=5):
+    """The logged learning rate of each iteration, and that of the critic."""
+    logged = []
+    for iteration in range(n_iterations):
+        algorithm.learn_iteration(iteration, n_iterations)
+        groups = {group["role"]: group["lr"] for group in algorithm.policy.optimizer.param_groups}
+        logged.append((algorithm.logger.name_to_value["train/learning_rate"], groups["critic"]))
+    return logged
+
+
+@pytest.mark.parametrize(("schedule", "decay"), [("constant", [1.0] * 5), ("linear", [1.0, 0.8, 0.6, 0.4, 0.2])])
+def test_learning_rates_rise_in_the_first_iterations(schedule, decay, tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, learning_rate_schedule=schedule, warmup_iterations=3)
+    rates = rates_of(built)
+    expected = [1e-3 * factor * warmup for factor, warmup in zip(decay, [0.25, 0.5, 0.75, 1, 1], strict=True)]
+    assert [rate for rate, _ in rates] == pytest.approx(expected)
+    assert [critic for _, critic in rates] == pytest.approx([10 * rate for rate in expected])
+
+
+def test_without_warmup_the_rate_is_that_of_the_schedule(tiny_gpt2_dir, tiny_tokenizer):
+    assert [rate for rate, _ in rates_of(build(PPO, tiny_gpt2_dir, tiny_tokenizer), 2)] == [1e-3, 1e-3]

@@ -230,6 +230,10 @@ _HEAD = {"alg.policy.args.value_head_init": "default"}
 _CHAT = {"tokenizer.model_name": f"{FOLDERS}/chat"}
 _DATED = {"tokenizer.model_name": f"{FOLDERS}/dated"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
+_STOPS_EARLY = {
+    "train_evaluation.metrics": [{"id": "length"}],
+    "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 2},
+}
 
 _TINY = {
     "tiny_model": {"steps": 2, "batch_size": 2, "n_positions": 400},
@@ -303,6 +307,16 @@ RUN: dict[str, Row | Silent] = {
             "alg.args.learning_rate": 0.1,
         },
     ),
+    "train_evaluation.early_stopping.metric": Row(
+        "diversity_metrics/distinct-1",
+        see.stops_after,
+        {
+            **_TWO_METRICS,
+            "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 1},
+        },
+    ),
+    "train_evaluation.early_stopping.mode": Row("min", see.stops_after, _STOPS_EARLY),
+    "train_evaluation.early_stopping.patience": Row(1, see.stops_after, _STOPS_EARLY),
     "train_evaluation.metrics.id": Row("distinct_n", see.evaluated),
     "train_evaluation.metrics.args": Row(
         {"pattern": "zzz"}, see.evaluated, {"train_evaluation.metrics": [{"id": "regex", "args": {"pattern": "."}}]}
@@ -460,6 +474,7 @@ ON_POLICY: dict[str, Row | Silent] = {
     "learning_rate": Row(1e-3),
     "critic_learning_rate": Row(1e-3),
     "learning_rate_schedule": Row("linear", see.weights_of_two),
+    "warmup_iterations": Row(3),
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
     "n_episodes": Row(4, see.logged("rollout_info/n_episodes"), {"alg.args": {"n_episodes": 8, "learning_rate": 1e-2}}),
     "group_size": Row(2, see.texts),

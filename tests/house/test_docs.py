@@ -113,9 +113,9 @@ def check_benchmark(text: str, folder: Path) -> None:
 def with_fragment(run: dict, fragment: dict) -> dict:
     """A run with a fragment's keys; a component with another id comes with its own arguments (and KL, if given).
 
-    A supervised or preference run has other blocks, and stands by itself.
+    A supervised or preference run has other blocks, and stands by itself. So does a whole file.
     """
-    if run_kind(fragment) != "on_policy":
+    if run_kind(fragment) != "on_policy" or {"tokenizer", "alg", "train_evaluation"} <= fragment.keys():
         return fragment
     merged = copy.deepcopy(run)
     for key, value in fragment.items():

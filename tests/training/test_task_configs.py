@@ -197,7 +197,7 @@ def load_places(mapping, place):
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_file_trains(name, home, tmp_path):
-    batch = {} if "a2c" in name else {"alg.args.batch_size": 40}
+    batch = {} if "a2c" in name or "grpo" in name else {"alg.args.batch_size": 40}
     folder = train(FOLDER / name, base_path_to_store_results=tmp_path, overrides=overrides(FEW | batch))
     (line,) = (folder / "rollout_info.jsonl").read_text().splitlines()
     assert json.loads(line)["rollout_info/n_episodes"] >= 8
@@ -223,8 +223,9 @@ def test_the_files_of_the_algorithms_spend_the_same_tokens():
     for name in names:
         config = load_config(FOLDER / name)
         length, args = config.env.args["max_episode_length"], config.alg.args
-        assert args["n_steps"] == length and not config.env.args["terminate_on_eos"]
-        assert config.env.n_envs * args["n_steps"] * config.train_evaluation.n_iters == 51_200, name
+        n_tokens = args["n_episodes"] * length if "n_episodes" in args else args["n_steps"] * config.env.n_envs
+        assert n_tokens == length * config.env.n_envs and not config.env.args["terminate_on_eos"]
+        assert n_tokens * config.train_evaluation.n_iters == 51_200, name
 
 
 def test_reinforcement_learning_starts_from_what_the_supervised_run_leaves(home, tmp_path, monkeypatch):

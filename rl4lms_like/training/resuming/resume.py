@@ -94,6 +94,7 @@ MAY_CHANGE = (
     "train_evaluation.save_every",
     "train_evaluation.save_model",
     "train_evaluation.keep_last",
+    "train_evaluation.early_stopping",
     "train_evaluation.n_credit_episodes",
     "train_evaluation.save_rollouts",
     "train_evaluation.accept_edited_rollouts",
@@ -481,7 +482,7 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
             elif schedule is None:
                 schedule = "linear"  # transformers' own default
 
-        may_change = path in MAY_CHANGE or path.partition(".")[0] in MAY_CHANGE
+        may_change = any(path == key or path.startswith(f"{key}.") for key in MAY_CHANGE)
         if schedule is not None or not may_change:
             differences.append(Difference(path, old, new, schedule))
     return differences

@@ -231,6 +231,7 @@ def test_adapters_shared_critics_and_other_options_go_on_too(tmp_path, monkeypat
     mapping["alg"]["policy"]["args"] |= {"peft": {"r": 2}, "critic": "shared", "mask_ema": 0.5}
     mapping["alg"]["args"] = ALGORITHMS["nlpo"] | {
         "learning_rate_schedule": "cosine",
+        "warmup_iterations": 4,
         "length_sorted_minibatches": True,
     }
     expected = started(mapping, tmp_path, "whole")
