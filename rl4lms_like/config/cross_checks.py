@@ -216,6 +216,15 @@ def _metric_keys(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
                 break
 
 
+def _reward_as_metric(blocks: dict[str, Any]) -> Iterator[ConfigIssue]:
+    """Find the metric that is the run's own reward in a run without one."""
+    metrics = at(blocks, "train_evaluation.metrics")
+    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
+        if at(metric, "id") == RUN_REWARD and run_kind(blocks) != "on_policy":
+            message = "is the reward of an RL run, and this run has none; metrics such as reward_model need no reward"
+            yield ConfigIssue(f"train_evaluation.metrics.{index}", message)
+
+
 def _keys_of(metric: Any) -> list[str]:
     """Return the keys that a metric of the table reports; `{n}` is a part that depends on its arguments."""
     id, name = at(metric, "id"), at(metric, "name")
@@ -488,6 +497,7 @@ CROSS_CHECKS = (
     _post_processing,
     _response_lengths,
     _metric_keys,
+    _reward_as_metric,
     chosen_metric_issues,
     _optimizer_arguments,
     _adapters,
