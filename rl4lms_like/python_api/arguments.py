@@ -221,6 +221,7 @@ def _parsed(blocks: Mapping[str, Any], issues: Sequence[ConfigIssue], names: Arg
         # An argument with an error is missing in the config, or has lost a part: one message is enough.
         reported = {issue.path.partition(".")[0] for issue in issues}
         reported |= {"reward"} if "reward_weights" in reported else set()
+        reported |= {name.removeprefix("eval_") for name in reported}
         further = names.renamed(error).issues
         issues = [*issues, *(issue for issue in further if issue.path.partition(".")[0] not in reported)]
     else:

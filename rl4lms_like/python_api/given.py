@@ -311,7 +311,7 @@ def weighted_rewards(reward: Any, weights: Any) -> Any:
     if isinstance(reward, list | tuple) and not reward:
         raise argument_error("reward", f"is an empty list; {kinds}")
     if weights is None:
-        return reward
+        return {"id": reward} if isinstance(reward, str) else reward
     if not isinstance(reward, list | tuple):
         raise argument_error("reward_weights", "is for a list of rewards; there is one reward")
     if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):

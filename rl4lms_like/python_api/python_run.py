@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, load_config, parse_config
 from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
 from rl4lms_like.python_api.given import argument_error, is_conversation, metric_list
+from rl4lms_like.python_api.main_guard import unguarded_script
 from rl4lms_like.python_api.short_errors import with_short_errors
 from rl4lms_like.python_api.shown import Report, table_html
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
@@ -225,6 +226,7 @@ class Run:
             "keep_last_state": keep_last_state,
         }
         config = self.config if n_iters is None else self._with_length(n_iters)
+        _check_guard(config)
         self._responder = None  # its weights are not those after the training
 
         with self._names:
@@ -582,6 +584,16 @@ def train(
     run.train(new=new, entity_name=entity_name, log_to_wandb=log_to_wandb, keep_last_state=False)
     assert run.folder is not None
     return run.folder
+
+
+def _check_guard(config: AnyConfig) -> None:
+    """Raise a `ConfigError` if processes for the reward would run the script again that is running now."""
+    if not isinstance(config, RunConfig) or not config.env.reward_workers:
+        return
+    script = unguarded_script()
+    if script is not None:
+        message = f"its processes import {script}, and would train as well: put the calls of Run below a line"
+        raise argument_error("reward_workers", f'{message} `if __name__ == "__main__":`')
 
 
 def _with_way_out(error: ConfigError) -> ConfigError:

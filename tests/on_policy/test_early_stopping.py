@@ -50,7 +50,12 @@ def n_iterations(folder):
         ("max", 2, [0.2, 0.5, 0.4, 0.5, 0.9, 0.9, 0.9], 3),  # an equal score is not better
         ("max", 1, [0.9, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0], 1),  # the evaluation before training counts
         ("min", 2, [0.9, 0.8, 0.7, 0.75, 0.6, 0.65, 0.5], 6),
-        ("max", 2, [0.1, float("nan"), 0.2, float("nan"), float("inf"), 0.9, 0.9], 4),  # what is no number is no progress
+        (
+            "max",
+            2,
+            [0.1, float("nan"), 0.2, float("nan"), float("inf"), 0.9, 0.9],
+            4,
+        ),  # what is no number is no progress
         ("max", 3, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 6),
     ],
 )
