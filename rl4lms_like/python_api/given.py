@@ -127,7 +127,7 @@ def data_block(
 
     # A split without a file is empty, which a config has to say.
     files: dict[str, str | None] = {}
-    names: dict[str, Any] = {}
+    names = dict.fromkeys(rows_by_split["train"][0] if rows_by_split["train"] else ())
     for split in SPLITS:
         rows = rows_by_split.get(split)
         if rows is None:
@@ -136,9 +136,8 @@ def data_block(
         where = f"eval_{argument}" if split == "val" and eval_data is not None else argument
         if not rows:
             raise argument_error(where, "is empty; expected at least one entry")
-        _check_columns(rows, where)
+        _check_columns(rows, where, set(names))
         files[split] = str(cached_rows(rows, where))
-        names |= dict.fromkeys(rows[0])
 
     if is_preference:
         return {"id": "preferences", "args": {"data_files": files} | _preference_columns(names, columns)}
@@ -146,15 +145,14 @@ def data_block(
     return {"id": "jsonl", "args": {"data_files": files} | arguments}
 
 
-def _check_columns(rows: Sequence[Mapping[str, Any]], argument: str) -> None:
-    """Raise a `ConfigError` if a row lacks a column of the first one, or has a further one."""
-    names = set(rows[0])
+def _check_columns(rows: Sequence[Mapping[str, Any]], argument: str, names: set[str]) -> None:
+    """Raise a `ConfigError` if a row lacks a column of the first training row, or has a further one."""
     for index, row in enumerate(rows):
         if set(row) != names:
             name = sorted(names ^ set(row))[0]
-            index_without = index if name in names else 0
-            message = f"entry {index_without} has no column {name!r}, which others have; None is an empty cell"
-            raise argument_error(argument, message)
+            has = "has no column" if name in names else "has the column"
+            other = "which other entries have" if name in names else "which other entries lack"
+            raise argument_error(argument, f"entry {index} {has} {name!r}, {other}; None is an empty cell")
 
 
 def _is_block(data: Any) -> bool:

@@ -24,8 +24,9 @@ def unguarded_script() -> str | None:
         return None
 
     for node in ast.walk(tree):
-        is_guard = isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
-        if is_guard and node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno):
+        if not isinstance(node, ast.If) or "__name__" not in ast.unparse(node.test):
+            continue
+        if node.lineno <= frame.f_lineno <= (node.end_lineno or node.lineno):
             return None
     return file
 

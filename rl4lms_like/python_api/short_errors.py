@@ -1,7 +1,7 @@
 """Errors of a run in an interactive session: with the user's frames only, and without keeping models in memory.
 
 IPython keeps the last error, and its frames have the policy, the optimizer and the texts as variables. The frames of
-libraries are therefore cleared, and those that lead to the user's function are left out.
+libraries are therefore cleared, and IPython shows an error without them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ def with_short_errors(method: Method) -> Method:
 
     @functools.wraps(method)
     def short(self: Any, *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True  # of IPython
         try:
             return method(self, *args, **kwargs)
         except BaseException as error:
@@ -57,15 +56,29 @@ def _shortened(error: BaseException) -> BaseException:
     if not isinstance(error, RL4LMsLikeError):
         return error
 
-    # The error of a component has that of the user's function as its cause, which is shown from the function on.
+    # The error of a component has that of the user's function as its cause.
     cause = error.__cause__
     if cause is not None:
-        cause.__traceback__ = _from_user(cause.__traceback__)
+        cause.__traceback__ = _of_user(cause.__traceback__)
         cause.__context__ = None
         if cause.__traceback__ is None:
             error.__cause__ = None
     error.__suppress_context__ = True
-    return error.with_traceback(None)
+    error.__traceback__ = None
+
+    # IPython asks an error for its traceback, which by then has the frames that lead to the cell, and ours.
+    error._render_traceback_ = functools.partial(_rendered, error)  # type: ignore[attr-defined]
+    return error
+
+
+def _rendered(error: BaseException) -> list[str]:
+    """Return the lines that IPython shows of an error."""
+    import IPython
+
+    traceback = _of_user(error.__traceback__)
+    shell = IPython.get_ipython()
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, traceback, tb_offset=0)
+    return lines
 
 
 def _is_library(traceback: TracebackType) -> bool:
@@ -73,11 +86,14 @@ def _is_library(traceback: TracebackType) -> bool:
     return file.startswith(PACKAGE) or "site-packages" in file or file.startswith("<frozen")
 
 
-def _from_user(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback from the first frame of the user's code on."""
-    while traceback is not None and _is_library(traceback):
-        traceback = traceback.tb_next
-    return traceback
+def _of_user(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of libraries."""
+    if traceback is None:
+        return None
+    rest = _of_user(traceback.tb_next)
+    if _is_library(traceback):
+        return rest
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
 
 
 def _clear_frames(error: BaseException) -> None:

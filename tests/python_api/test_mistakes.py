@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rl4lms_like import Run
 from rl4lms_like.system.errors import ConfigError
@@ -91,36 +91,43 @@ OFFLINE_MISTAKES = {
 
 
 @pytest.fixture
-def no_weights(monkeypatch):
-    """No model of a run is loaded."""
+def loads(monkeypatch):
+    """Models whose weights are loaded from a folder."""
+    names = []
+    load = PreTrainedModel.from_pretrained.__func__
 
-    def refuse(*args, **kwargs):
-        raise AssertionError("a model was loaded")
+    def record(cls, name, *args, **kwargs):
+        if kwargs.get("device_map") != "meta":  # there, only names and shapes of weights are read
+            names.append(name)
+        return load(cls, name, *args, **kwargs)
 
-    monkeypatch.setattr("rl4lms_like.policies.loading.load_complete", refuse)
-    monkeypatch.setattr("rl4lms_like.policies.loading.load_model", refuse)
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(record))
+    return names
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_message_that_names_the_argument(mistake, tiny_gpt2_dir, no_weights):
+def test_a_mistake_is_one_message_that_names_the_argument(mistake, tiny_gpt2_dir, loads):
     wrong, argument, mentioned = MISTAKES[mistake]
     given = {"model": tiny_gpt2_dir, "prompts": PROMPTS, "reward": length} | wrong
     if callable(given["model"]) and not isinstance(given["model"], torch.nn.Module):
         given["model"] = given["model"](tiny_gpt2_dir)
+    loads.clear()
     with pytest.raises(ConfigError) as caught:
         Run(**given)
     (issue,) = caught.value.issues
     assert issue.path == argument and mentioned in issue.message
     assert str(caught.value).startswith("1 error in the arguments of Run:\n")
+    assert loads == []
 
 
 @pytest.mark.parametrize("mistake", OFFLINE_MISTAKES)
-def test_so_is_one_in_a_run_that_learns_from_data(mistake, tiny_gpt2_dir, no_weights):
+def test_so_is_one_in_a_run_that_learns_from_data(mistake, tiny_gpt2_dir, loads):
     wrong, argument, mentioned = OFFLINE_MISTAKES[mistake]
     with pytest.raises(ConfigError) as caught:
         Run(tiny_gpt2_dir, **wrong)
     (issue,) = caught.value.issues
     assert issue.path == argument and mentioned in issue.message
+    assert loads == []
 
 
 def misnamed(responses, topik):
@@ -137,7 +144,7 @@ LATER = {
 
 
 @pytest.mark.parametrize("mistake", LATER)
-def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny_gpt2_dir, no_weights, tmp_path):
+def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny_gpt2_dir, loads, tmp_path):
     wrong, argument, mentioned = LATER[mistake]
     rows = [{"prompt": prompt, "topic": "numbers"} for prompt in PROMPTS]
     given = {"prompts": rows, "reward": length, "folder": tmp_path / "a" / "run"} | wrong
@@ -148,6 +155,7 @@ def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny
         (issue,) = caught.value.issues
         assert issue.path == argument and mentioned in issue.message
     assert not (tmp_path / "a" / "run").exists()
+    assert loads == []
 
 
 def test_all_mistakes_are_reported_together(tiny_gpt2_dir):
