@@ -20,8 +20,9 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardPart
 from rl4lms_like.rewards.python_function import is_function, part_block, reward_block
+from rl4lms_like.scoring.python_function import scores_text
 from rl4lms_like.system.errors import ConfigIssue
-from rl4lms_like.system.functions import NamedFunction
+from rl4lms_like.system.functions import NamedFunction, short_name
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.registry import Registry
 
@@ -70,7 +71,11 @@ def reward_config(value: Any, *, imports: bool = True) -> Any:
 
 def part_config(value: Any) -> Any:
     """Return the block of one of several rewards; that of a function or an object has its name."""
-    return reward_config(value if isinstance(value, str | list) else part_block(value))
+    block = reward_config(value if isinstance(value, str | list) else part_block(value))
+    id = value.get("id") if isinstance(value, Mapping) else value
+    if isinstance(block, Mapping) and isinstance(id, str) and block["id"] != id:  # the import path of a function
+        return {"name": short_name(id), **block}
+    return block
 
 
 def metric_config(value: Any, *, imports: bool = True) -> Any:
@@ -104,7 +109,8 @@ def _of_import_path(block: Any, registry: Registry) -> Any:
         raise
     except BaseException:
         return block
-    if inspect.isclass(target) or not callable(target):
+    # Any other function is refused where components are bound: a config may not have it called.
+    if inspect.isclass(target) or not scores_text(target):
         return block
 
     args = {"function": id}

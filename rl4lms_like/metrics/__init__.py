@@ -18,7 +18,10 @@ _PARENT_SCORES = ("/precision", "/recall", "_f_score")
 METRICS = Registry(
     "metric",
     group="rl4lms_like.metrics",
-    misfit=derived_from("rl4lms_like.metrics.base:BaseMetric"),
+    misfit=derived_from(
+        "rl4lms_like.metrics.base:BaseMetric",
+        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+    ),
     table={
         "reward": Entry(
             ".run_reward:RewardMetric",
@@ -31,7 +34,7 @@ METRICS = Registry(
             "mean of the values of a Python function, sync or async",
             keys=("python/{function}",),
         ),
-        "object": Entry(".python_function:built_metric", "a metric that was built in Python"),
+        "object": Entry(".python_function:built_metric", "a metric that was built in Python", keys=("{key}",)),
         "increasing_numbers": Entry(
             ".synthetic:IncreasingNumbersinText",
             "fraction of each response that is increasing numbers",

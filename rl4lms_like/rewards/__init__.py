@@ -6,7 +6,11 @@ from rl4lms_like.system.registry import Entry, Registry, derived_from
 REWARDS = Registry(
     "reward",
     group="rl4lms_like.rewards",
-    misfit=derived_from("rl4lms_like.rewards.base:RewardFunction", "rl4lms_like.rewards.base:BatchedRewardFunction"),
+    misfit=derived_from(
+        "rl4lms_like.rewards.base:RewardFunction",
+        "rl4lms_like.rewards.base:BatchedRewardFunction",
+        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+    ),
     table={
         "increasing_numbers": Entry(
             ".synthetic:RewardIncreasingNumbers", "fraction of the response that is increasing numbers"

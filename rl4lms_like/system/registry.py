@@ -182,13 +182,14 @@ class Registry:
         return iter(self.ids())
 
 
-def derived_from(*bases: str) -> Callable[[Any], str | None]:
+def derived_from(*bases: str, alternative: str = "") -> Callable[[Any], str | None]:
     """Return a `misfit` function for a registry whose components are classes derived from one of `bases`.
 
     Args:
         bases: `package.module:Name`; compared by name, so that nothing is imported.
+        alternative: what else is accepted, for the message.
     """
-    expected = " or ".join(base.rpartition(":")[2] for base in bases)
+    expected = " or ".join(base.rpartition(":")[2] for base in bases) + alternative
     hint = "derive it, or register it in Python under an id"
 
     def misfit(component: Any) -> str | None:

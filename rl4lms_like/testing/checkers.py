@@ -33,6 +33,7 @@ from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction
 from rl4lms_like.rewards.call import is_terminal, score_episodes
+from rl4lms_like.rewards.python_function import reward_of
 from rl4lms_like.system.errors import ComponentError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ _GENERATED_TEXTS = (" good.", "", " seen on 2022-10-04, and it was a wonderful, 
 
 
 def check_reward_function(
-    reward_fn: AnyReward,
+    reward_fn: AnyReward | Callable[..., Any],
     samples: Sequence[Sample] = SAMPLES,
     responses: Sequence[str] = RESPONSES,
     *,
@@ -76,7 +77,7 @@ def check_reward_function(
     """Check a reward on every response to every sample.
 
     Args:
-        reward_fn: an instance of the reward.
+        reward_fn: an instance of the reward, or a function.
         samples: samples to use; pass your own if it needs particular references or `meta_data`.
         responses: texts that the tokenizer encodes as responses; `<eos>` is the default tokenizer's end of text.
         tokenizer: default: a small byte-level one.
@@ -87,6 +88,7 @@ def check_reward_function(
     """
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
+    reward_fn = reward_of(reward_fn)
     copied_samples = copy.deepcopy(list(samples))  # for the reward, whose changes must not reach the caller
     if tokenizer is None:
         from rl4lms_like.testing.models import make_tokenizer

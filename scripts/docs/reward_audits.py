@@ -97,6 +97,7 @@ NOT_AUDITED = {
     "intent_accuracy": "depends on the model; its METEOR is that of `meteor`",
     "common_gen_preference_model": "depends on the model; its METEOR is that of `meteor`",
     "python": "depends on the function",
+    "object": "depends on the object",
     "http": "depends on the server",
     "llm_judge": "depends on the server",
 }

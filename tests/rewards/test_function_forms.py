@@ -163,7 +163,7 @@ def test_objects_partial_functions_and_lambdas_are_functions(episodes):
 
     for function in (Scaled(2), functools.partial(scaled, scale=2), lambda responses: [2 * len(t) for t in responses]):
         assert paid(PythonReward(function), episodes) == [2, 4, 6]
-        check_reward_function(PythonReward(function))
+        check_reward_function(function)
     assert paid(PythonReward(scaled, kwargs={"scale": 2}), episodes) == [2, 4, 6]
 
 
