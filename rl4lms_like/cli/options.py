@@ -49,6 +49,39 @@ def add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_change(parser: argparse.ArgumentParser) -> None:
+    """Add `--change`, which changes what a resumed run computes."""
+    parser.add_argument(
+        "--change",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="changes",
+        help="with --resume: change a setting that affects results from here on; the run folder lists it",
+    )
+
+
+def changes_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of `--change` by config path."""
+    from rl4lms_like.config.yaml_file import parse_value
+
+    changes: dict[str, Any] = {}
+    issues = []
+    for change in options.changes:
+        path, equals, text = change.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            issues.append(ConfigIssue("--change", f"expected PATH=VALUE as in alg.args.gamma=1, got {change!r}"))
+            continue
+        try:
+            changes[path] = parse_value(text)
+        except ValueError as error:
+            issues.append(ConfigIssue(f"--change {path}", str(error)))
+    if issues:
+        raise ConfigError(issues, "the command line")
+    return changes
+
+
 def add_code(parser: argparse.ArgumentParser) -> None:
     """Add `--code`, the folders of the user's own modules."""
     parser.add_argument(

@@ -6,7 +6,6 @@ SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples �
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -27,7 +26,7 @@ from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.shown_example import example_lines
-from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
+from rl4lms_like.offline.training_arguments import PATH, make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
@@ -419,12 +418,11 @@ def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
     """Return the schedule of a run with this number of examples."""
     arguments = make_training_arguments(config, "checkpoints")
     batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    # As the Trainer counts: the last, smaller batch of an epoch is a step too, and `max_steps` wins over the epochs.
-    steps_per_epoch = max(math.ceil(n_examples / batch_size), 1)
-    if arguments.max_steps > 0:
-        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / steps_per_epoch, 2))
+    n_steps = n_steps_of(arguments, n_examples)
     n_epochs = arguments.num_train_epochs
-    return Schedule(batch_size, math.ceil(n_epochs * steps_per_epoch), n_epochs)
+    if arguments.max_steps > 0:  # it wins over the epochs
+        n_epochs = round(n_steps / steps_per_epoch(arguments, n_examples), 2)
+    return Schedule(batch_size, n_steps, n_epochs)
 
 
 def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:

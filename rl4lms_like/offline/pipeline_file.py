@@ -155,7 +155,7 @@ class TrainingBlock:
         logging_steps: number of optimizer steps between two lines of the training log.
         save_steps: number of optimizer steps between checkpoints; default: after each evaluation with a better result
             with `load_best_model_at_end`, else 500.
-        eval_steps: number of optimizer steps between evaluations; default: `logging_steps`.
+        eval_steps: number of optimizer steps between evaluations; default: after each epoch.
         save_total_limit: number of checkpoints that are kept; null keeps all.
         fp16: compute in float16.
         bf16: compute in bfloat16.

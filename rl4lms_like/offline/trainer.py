@@ -91,7 +91,8 @@ class SupervisedTrainer:
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
         folder = self.tracker.checkpoint_base_path
-        arguments = make_training_arguments(run.config, folder, has_val=bool(run.samples["val"]))
+        n_examples = len(run.examples["train"].rows)
+        arguments = make_training_arguments(run.config, folder, has_val=bool(run.samples["val"]), n_examples=n_examples)
 
         # The reporter is the last one: when training begins, it changes an argument that early stopping checks.
         callbacks: list[TrainerCallback] = [self.reporter]

@@ -43,6 +43,7 @@ from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
 from rl4lms_like.system.errors import MetricError, RewardError
 from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
@@ -440,6 +441,12 @@ class ResumePoint:
             generators = state.part(f"rank{rank}.random.")
         for name, part in self.parts.items():
             part.load_state_dict(env_state if name == "env" else numbers[name])
+
+        # The saved coefficient is what the controller has made of the old one. If the user has changed it on resuming,
+        # the controller continues from the new one.
+        coeff = self.run.config.alg.kl_div.coeff
+        if at(numbers["config"], "alg.kl_div.coeff") != coeff:
+            self.run.algorithm.kl_controller.coeff = coeff
 
         if "update" in numbers:
             load_unfinished_update(self.run.algorithm, numbers["update"], state.part("update."))

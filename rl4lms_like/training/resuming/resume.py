@@ -2,6 +2,7 @@
 
     --resume RUN_FOLDER                               the newest checkpoint of the run
     --resume RUN_FOLDER/checkpoints/iteration_00020   this checkpoint
+    --change alg.args.ent_coef=0.01                   from there on with another value, which the run folder lists
 
 The config is that of the run. `--set` may change the length of the run and what it reports. Changes to what the run
 computes are refused, with a list of the differences, unless the user accepts them (`accepted_changes`). The command
@@ -223,7 +224,8 @@ def resumption(
     before = _refuse_edited(run_folder, state, mapping, recorded)
     source = f"the config to resume {run_folder}"
     differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
-    _refuse([difference for difference in differences if not is_covered(difference.path, accepted)], source)
+    refused = [difference for difference in differences if not is_covered(difference.path, accepted)]
+    _refuse(refused, source, hint="; to change it from here on: --change {path}=VALUE instead of --set")
     if issue := _too_short(config, state, checkpoint):
         raise ConfigError([issue], source)
     return Resumption(run_folder, checkpoint, config, changes=_changes_at(state, config, recorded))
@@ -553,8 +555,11 @@ def _refuse_edited(
     return before
 
 
-def _refuse(differences: Sequence[Difference], source: str) -> None:
-    """Raise a `ConfigError` with every difference that changes what the run computes."""
+def _refuse(differences: Sequence[Difference], source: str, hint: str = "") -> None:
+    """Raise a `ConfigError` with every difference that changes what the run computes.
+
+    Each message ends with the hint, in which `{path}` is the difference's.
+    """
     issues = []
     for difference in differences:
         if difference.schedule is not None:
@@ -562,7 +567,7 @@ def _refuse(differences: Sequence[Difference], source: str) -> None:
         else:
             values = f"{shown(difference.old)} in the run, {shown(difference.new)} now"
             message = f"{values}; it affects results and cannot change on resuming"
-        issues.append(ConfigIssue(difference.path, message))
+        issues.append(ConfigIssue(difference.path, message + hint.format(path=difference.path)))
     if issues:
         raise ConfigError(issues, source)
 

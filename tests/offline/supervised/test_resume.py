@@ -30,7 +30,9 @@ BEST = {"load_best_model_at_end": True, "metric_for_best_model": "test/scripted"
 def blocks(kind, model, evaluation=None, alg=None, **arguments):
     """Six steps in two epochs, as in `test_supervised`, with a checkpoint every two and a loss logged every three."""
     made = six_steps(kind, model)
-    made["alg"]["training_args"] |= {"save_steps": 2, "logging_steps": 3} | arguments
+    training = {"save_steps": 2, "logging_steps": 3} | arguments
+    training = {"eval_steps": training["logging_steps"]} | training
+    made["alg"]["training_args"] |= training
     made["alg"] |= alg or {}
     made["train_evaluation"] |= evaluation or {}
     return made
@@ -162,6 +164,8 @@ def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, 
 
 
 VARIANTS = {
+    "evaluated after each epoch": {"eval_steps": None, "save_steps": 3},
+    "evaluated and saved by epoch": {"eval_steps": None, "save_strategy": "epoch"},
     "adapters": {"alg": {"peft": {"r": 2, "lora_dropout": 0.1}}},
     "saved by epoch": {"save_strategy": "epoch"},
     "evaluated at the start": {"eval_on_start": True, "logging_steps": 2},

@@ -114,7 +114,7 @@ def six_steps(kind, model_dir):
             "model_type": kind,
             "model_name": name,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8, "post_processing_fn": None},
-            "training_args": {"num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2},
+            "training_args": {"num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2, "eval_steps": 2},
         },
         "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": f"{__name__}:Right"}]},
     })  # fmt: skip
@@ -548,7 +548,7 @@ def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, t
 
 @causal
 def test_what_transformers_refuses_is_a_mistake_in_the_config(blocks):
-    blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "save_strategy": "epoch"}
+    blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_steps": 3}
     with raises_at("alg.training_args", mentions="load_best_model_at_end"):
         make_training_arguments(parse_config(blocks), "out")
 
@@ -584,10 +584,56 @@ def test_the_defaults_are_those_of_rl4lms_without_their_traps():
     config = parse_config(supervised_blocks())
     arguments = make_training_arguments(config, "out")
     assert (arguments.output_dir, arguments.seed, arguments.report_to) == ("out", 0, [])
-    assert (arguments.eval_strategy, arguments.eval_steps) == ("steps", arguments.logging_steps)
+    assert arguments.eval_strategy == "epoch"
     assert arguments.save_strategy == "steps" and not arguments.save_only_model
     assert arguments.learning_rate == 1e-5 and not arguments.bf16
     assert make_training_arguments(config, "out", has_val=False).eval_strategy == "no"
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy"),
+    [
+        ({}, "epoch"),
+        ({"logging_steps": 3}, "epoch"),
+        ({"eval_steps": 3}, "steps"),
+        ({"eval_strategy": "no"}, "no"),
+        ({"eval_strategy": "steps", "logging_steps": 3}, "steps"),
+        ({"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_strategy": "steps"}, "steps"),
+        ({"load_best_model_at_end": True, "metric_for_best_model": "loss"}, "epoch"),
+    ],
+)
+def test_val_is_evaluated_after_each_epoch_unless_something_else_is_asked_for(given, strategy):
+    blocks = supervised_blocks()
+    blocks["alg"]["training_args"] = given
+    assert make_training_arguments(parse_config(blocks), "out").eval_strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("given", "n_examples", "interval"),
+    [
+        ({}, 8, 1),
+        ({"per_device_train_batch_size": 2, "num_train_epochs": 4}, 100, 20),
+        ({"max_steps": 70}, 100_000, 7),
+        ({}, 1_000_000, 500),
+        ({"logging_steps": 3}, 8, 3),
+        ({"logging_strategy": "epoch"}, 8, 500),
+    ],
+)
+def test_short_runs_log_ten_losses_and_long_ones_every_500_steps(given, n_examples, interval):
+    blocks = supervised_blocks()
+    blocks["alg"]["training_args"] = {"num_train_epochs": 1, **given}
+    arguments = make_training_arguments(parse_config(blocks), "out", n_examples=n_examples)
+    assert arguments.logging_steps == interval
+
+
+def test_a_short_run_logs_its_losses_and_one_evaluation_per_epoch(blocks, tmp_path):
+    blocks["alg"]["training_args"] = {"num_train_epochs": 3, "learning_rate": 1e-2}
+    folder = run(blocks, tmp_path)
+    logged = lines(folder / "training_info.jsonl")
+    assert len(logged) == 9, "9 steps of 8 examples, the loss in the line of the evaluation"
+    assert logged[-1]["supervised/loss"] < logged[0]["supervised/loss"]
+    assert [line["supervised/epoch"] for line in logged if "supervised/val_loss" in line] == [1, 2, 3]
+    assert [line["epoch"] for line in lines(folder / "val_split_metrics.jsonl")] == [0, 1, 2, 3]
 
 
 def test_the_check_tells_examples_and_steps(blocks):

@@ -7,11 +7,14 @@ import shutil
 
 import pytest
 
+from rl4lms_like.cli import main
 from rl4lms_like.run import resume
-from rl4lms_like.system.errors import CheckpointError
+from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.training.resuming.accepted_changes import AcceptedChange, read_changes
 from rl4lms_like.training.resuming.resume import resumption
 from tests.config_errors import raises_at
+from tests.offline.supervised.test_resume import blocks as supervised_blocks
+from tests.offline.supervised.test_resume import stopped as supervised_stopped
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
 RATE = "alg.args.learning_rate"
@@ -51,7 +54,7 @@ def resumed_with_rate(folder, monkeypatch, rate, until):
 
 
 def test_a_change_is_refused_unless_it_is_accepted(stopped):
-    with raises_at(RATE, mentions="cannot change on resuming"):
+    with raises_at(RATE, mentions=f"--change {RATE}=VALUE"):
         resumption(stopped, values={RATE: 0.01})
     with raises_at("seed"):
         resumption(stopped, values={RATE: 0.01, "seed": 4}, accepted=[RATE])
@@ -104,3 +107,74 @@ def test_a_damaged_list_is_an_error_that_names_it(stopped):
     (stopped / "accepted_changes.json").write_text('[{"iteration": 1}]')
     with pytest.raises(CheckpointError, match="accepted_changes"):
         resumption(stopped)
+
+
+def logged(folder, key):
+    """The values of a key, by iteration, of rollouts or of updates."""
+    lines = []
+    for file in ("rollout_info.jsonl", "training_info.jsonl"):
+        lines += [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+def test_the_command_line_changes_a_setting_from_the_checkpoint_on(stopped, capsys):
+    assert main(["train", "--resume", str(stopped), "--change", f"{RATE}=0.01"]) == 0
+    assert read_changes(stopped) == (FIRST,)
+    assert logged(stopped, "train/learning_rate") == [0.001, 0.001, 0.01, 0.01]
+
+
+def test_a_setting_that_may_not_change_is_refused_with_the_option_that_changes_it(stopped, capsys):
+    assert main(["train", "--resume", str(stopped), "--set", f"{RATE}=0.01"]) == 2
+    assert f"--change {RATE}=VALUE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--change", "alg.args.gamma"], "PATH=VALUE"),
+        (["--change", "alg.args.gamma=[1"], "--change alg.args.gamma"),
+        (["--change", "alg.args.gama=1"], "alg.args.gama"),
+        (["--change", "alg.args.gamma=7"], "alg.args.gamma"),
+    ],
+)
+def test_a_change_is_checked_like_any_setting(arguments, words, stopped, capsys):
+    before = (stopped / "config.json").read_text()
+    assert main(["train", "--resume", str(stopped), *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert (stopped / "config.json").read_text() == before
+
+
+def test_a_new_run_is_not_changed(tmp_path, capsys):
+    assert main(["train", str(tmp_path / "run.yml"), "--change", "seed=1"]) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_a_changed_kl_coefficient_is_where_the_controller_continues(stopped):
+    resume(stopped, values={"alg.kl_div.coeff": 0.7}, accepted=["alg.kl_div.coeff"], quiet=True)
+    coefficients = logged(stopped, "rollout_info/kl_coeff")
+    assert all(coefficient < 0.2 for coefficient in coefficients[:2])
+    assert coefficients[2] == 0.7
+
+
+def test_another_model_is_an_error(stopped, tiny_t5_dir):
+    values = {"alg.policy.args.model_name": str(tiny_t5_dir), "alg.policy.id": "seq2seq_lm_actor_critic_policy"}
+    with pytest.raises(RL4LMsLikeError):
+        resume(stopped, values=values, accepted=list(values), quiet=True)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "constant"])
+def test_a_changed_learning_rate_of_a_supervised_run_holds_from_the_next_step_on(
+    schedule, tmp_path, tiny_gpt2_dir, monkeypatch
+):
+    arguments = {"lr_scheduler_type": schedule, "logging_steps": 1, "save_steps": 1}
+    mapping = supervised_blocks("causal", tiny_gpt2_dir, **arguments)
+    folder = supervised_stopped(mapping, tmp_path, 3, monkeypatch)
+    path = "alg.training_args.learning_rate"
+    resume(folder, values={path: 1e-3}, accepted=[path], quiet=True)
+
+    lines = [json.loads(line) for line in (folder / "training_info.jsonl").read_text().splitlines()]
+    rates = [line["train/learning_rate"] for line in lines]
+    factors = [1 - step / 6 if schedule == "linear" else 1.0 for step in range(6)]
+    assert len(rates) == 6
+    expected = [(1e-2 if step < 3 else 1e-3) * factor for step, factor in enumerate(factors)]
+    assert rates == pytest.approx(expected)
