@@ -34,6 +34,9 @@ DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
 AFFECTS = "affects results"
 """Part of the refusal of a changed setting."""
 
+COMMAND = "; to change it"
+"""Beginning of what a refusal says about the command line."""
+
 REWARD = "rollout_info/ep_rew"
 """Key of the mean reward in the history."""
 
@@ -603,6 +606,7 @@ def _with_way_out(error: ConfigError) -> ConfigError:
         message = issue.message
         if AFFECTS in message:
             argument = issue.path.partition(".")[0]
+            message = message.partition(COMMAND)[0]  # without the option of the command line
             message += f"; train(change=[{argument!r}]) accepts it, and the run folder lists it"
         issues.append(ConfigIssue(issue.path, message))
     return ConfigError(issues, error.source)
