@@ -28,6 +28,7 @@ from rl4lms_like.python_api.given import (
     weighted_rewards,
 )
 from rl4lms_like.python_api.setting_names import flat_names, is_set, merged, put, put_default
+from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import TINY_MODEL, embedded_model, is_embedded
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.schema import at
@@ -65,6 +66,7 @@ def config_of(
     Raises:
         ConfigError: lists all errors.
     """
+    silence_libraries()
     kind, id = _kind_of(algorithm)
     names = flat_names(kind, id)
     settings = dict(settings)
