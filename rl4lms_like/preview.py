@@ -25,6 +25,7 @@ from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.estimates.memory import estimate_memory, gibibytes
+from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
 from rl4lms_like.on_policy.assemble import build_sampler
@@ -276,7 +277,8 @@ def _memory(config: RunConfig) -> str:
     except ModelError as error:
         return f"no estimate: {error}\n"
 
-    rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
+    rows = [("trainable parameters", estimate.parameters)]
+    rows += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows.append(("peak of the update", gibibytes(estimate.update)))
     rows.append(("peak of the rollout", gibibytes(estimate.rollout)))
     # Split weights: the number of processes is only known when `torchrun` starts them.
@@ -312,6 +314,22 @@ def _rollouts(config: RunConfig, models: _Models | None) -> list[tuple[str, str]
 def _table(rows: list[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
+
+
+def time_section(config: AnyConfig) -> str:
+    """Return the section on the time of an iteration, which is measured: models are loaded, and the reward is called.
+
+    Raises:
+        ConfigError: it is no RL run, or it would send texts to a server.
+        RL4LMsLikeError: the run cannot be built, or it fails.
+    """
+    if not isinstance(config, RunConfig):
+        raise ConfigError([ConfigIssue("--time", "only RL runs have iterations")], "the command line")
+    is_external = (config.alg.policy.args.get("engine") or {}).get("id", "transformers") != "transformers"
+    if is_external or _is_remote({"id": config.reward_fn.id, "args": config.reward_fn.args}):
+        message = "the run sends texts to a server, which a check does not"
+        raise ConfigError([ConfigIssue("--time", message)], "the command line")
+    return "# time\n" + _table(measure_iteration(config).lines())
 
 
 def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:

@@ -22,8 +22,9 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
+from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments, n_steps_of, steps_per_epoch
@@ -448,6 +449,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     prompts = prompt_lengths(
         samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
     )
+    memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
@@ -455,11 +457,31 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
+        *memory,
     ]
     if encoded.rows:
         lines.append(("first example", ""))
         lines += example_lines(encoder.tokenizer, encoded.rows[0], is_encoder_decoder=encoder.is_encoder_decoder)
     return lines
+
+
+def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool) -> list[tuple[str, str]]:
+    """Return the trainable parameters and the memory of a run, for batches of the longest of some examples."""
+    if not encoded.rows:
+        return []
+
+    # A causal model reads prompt and reference as one text.
+    n_input = max(len(row["input_ids"]) for row in encoded.rows)
+    n_response = max(len(row["labels"]) for row in encoded.rows)
+    if not is_encoder_decoder:
+        n_response = max(sum(label != NOT_LEARNED for label in row["labels"]) for row in encoded.rows)
+        n_input -= n_response
+    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response)
+    lines = [("trainable parameters", estimate.parameters)]
+    lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
+    lines.append(("peak of the update", gibibytes(estimate.update)))
+    lines.append(("peak of evaluations", gibibytes(estimate.rollout)))
+    return [*lines, ("memory", estimate.verdict)]
 
 
 def check_model(config: OfflineConfig) -> None:
