@@ -9,6 +9,7 @@ metrics       functions, objects, ids           train_evaluation.metrics
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -283,8 +284,6 @@ def _preference_columns(names: Mapping[str, Any], columns: Mapping[str, Any]) ->
 
 def has_conversations(rows_file: str | None) -> bool:
     """Return True if the first of the cached rows has a conversation."""
-    import json
-
     if rows_file is None:
         return False
     with open(rows_file, encoding="utf-8") as lines:

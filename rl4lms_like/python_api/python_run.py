@@ -484,8 +484,12 @@ class Run:
             return parse_config(blocks, source=SOURCE)
 
     def _can_continue(self, config: AnyConfig) -> bool:
-        """Return True if a finished run has iterations left, with the length of a config."""
-        return isinstance(config, RunConfig) and config.train_evaluation.n_iters > self.n_done
+        """Return True if a config is longer than the finished run in the folder, which may have ended early."""
+        from rl4lms_like.training.resuming.resume import own_config
+
+        assert self.folder is not None
+        length = own_config(self.folder)["train_evaluation"].get("n_iters")
+        return isinstance(config, RunConfig) and config.train_evaluation.n_iters > length
 
     def _has_begun(self) -> bool:
         """Return False if the run ended before its first iteration, without a state to continue from."""

@@ -146,6 +146,26 @@ def test_prompts_are_given_in_any_form(form, make):
     assert len(pools["val"]) == len(pools["test"]) == 0
 
 
+MESSAGES = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
+DATA = {
+    "messages": ("sft", [{"messages": MESSAGES}], lambda sample: sample.references == ["So."]),
+    "completions": ("sft", [{"prompt": "a", "completion": " b"}], lambda sample: sample.references == [" b"]),
+    "alpaca": ("sft", [{"instruction": "Add.", "output": "4"}], lambda sample: sample.references == ["4"]),
+    "pairs": ("dpo", [{"prompt": "a", "chosen": " b", "rejected": " c"}], lambda sample: sample.rejected == " c"),
+    "labels": ("kto", [{"prompt": "a", "completion": " b", "label": False}], lambda sample: sample.rejected == " b"),
+}
+
+
+@pytest.mark.parametrize("form", DATA)
+def test_data_are_recognised_by_their_columns(form, tiny_gpt2_dir):
+    from rl4lms_like.training.inputs import build_datapools
+
+    algorithm, rows, is_right = DATA[form]
+    config = Run(tiny_gpt2_dir, data=rows, algorithm=algorithm).config
+    (sample,) = build_datapools(config.datapool)["train"].samples
+    assert is_right(sample)
+
+
 def test_columns_reach_rewards_and_missing_cells_are_null(make):
     from rl4lms_like.training.inputs import build_datapool
 
@@ -193,3 +213,12 @@ def test_nothing_of_the_training_stays_in_memory(make, monkeypatch):
     run = make().train(quiet=True)
     gc.collect()
     assert run.is_finished and policies and all(policy() is None for policy in policies)
+
+
+def test_a_run_that_ended_early_is_finished(make):
+    stopping = {"metric": "reward/mean", "mode": "max", "patience": 1}
+    run = make(eval_prompts=PROMPTS, n_iters=9, eval_every=1, learning_rate=1e-9, early_stopping=stopping)
+    run.train(quiet=True)
+    ended = run.n_done
+    assert run.is_finished and ended < 9
+    assert run.train(quiet=True).n_done == ended
