@@ -1,6 +1,6 @@
 """Fine-tune language models with reinforcement learning on any reward function.
 
-    from rl4lms_like import PPO, CausalLMActorCriticPolicy, TextVecEnv
+    from rl4lms_like import Run
 
 Names are imported on first use, so that `import rl4lms_like` loads neither torch nor transformers. The import registers
 the environment `rl4lms_like/TextGen-v0` with Gymnasium.
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
     from rl4lms_like.post_processors import POST_PROCESSORS
+    from rl4lms_like.python_api.python_run import Run, train
     from rl4lms_like.rewards import REWARDS
     from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, RewardFunction, RewardPart
     from rl4lms_like.rewards.call import score_transition
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from rl4lms_like.rewards.text import LastTokenReward, TextReward
     from rl4lms_like.rollouts.kl import make_kl_controller
     from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
-    from rl4lms_like.run import resume, train
+    from rl4lms_like.run import resume
     from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
     from rl4lms_like.system.import_paths import use_code_from
     from rl4lms_like.tracking.base import Tracker
@@ -139,6 +140,7 @@ _MODULES = {
     "RewardModel": "offline.preference_objectives",
     "RewardPart": "rewards.base",
     "RewardSentencesWithDates": "rewards.synthetic",
+    "Run": "python_api.python_run",
     "SAMPLERS": "data_pools",
     "SAO": "algorithms.sao",
     "Sample": "core.sample",
@@ -162,7 +164,7 @@ _MODULES = {
     "policy_gradient": "core.losses",
     "resume": "run",
     "score_transition": "rewards.call",
-    "train": "run",
+    "train": "python_api.python_run",
     "use_code_from": "system.import_paths",
     "with_text_rollouts": "rollouts.text_rollouts",
 }
@@ -225,6 +227,7 @@ __all__ = [
     "RewardModel",
     "RewardPart",
     "RewardSentencesWithDates",
+    "Run",
     "SAMPLERS",
     "SAO",
     "Sample",

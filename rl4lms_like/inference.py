@@ -36,7 +36,7 @@ from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
 from rl4lms_like.training.components import Components, build_components
-from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_tokenizer,
@@ -108,7 +108,7 @@ def evaluate_run(
     if config_path is None:
         blocks = ["tokenizer", "datapool", "alg", "train_evaluation", *["reward_fn"] * reports_reward]
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", tuple(blocks))
-    components = _components(config, reports_reward)
+    components = components_to_evaluate(config)
 
     # The tokenizer that was saved with the model. Another config than that of its run may name another chat template.
     tokenizer_config = saved_with_model(config.tokenizer, model)
@@ -131,6 +131,31 @@ def evaluate_run(
         engine=engine,
     )
 
+    result = evaluate_split(config, responder, components, samples, split)
+    with saving(f"the evaluation (--output) to {folder}"):
+        files.log_metrics(0, split, result.scores)
+        files.log_predictions(0, split, result.predictions)
+    for key, score in result.scores.items():
+        print(f"{key:<48} {score:.4f}")
+    print(f"{len(samples)} samples of {split}; files in {folder}")
+    return result.scores
+
+
+def evaluate_split(
+    config: AnyConfig, responder: Responder, components: Components, samples: Sequence[Sample], split: str
+) -> Evaluation:
+    """Return the evaluation of a model on samples of a split, with the run's own reward if it is among the metrics.
+
+    Args:
+        config: config of the run.
+        responder: the model.
+        components: those of the config, or others.
+        samples: with rendered prompts.
+        split: name of the split.
+
+    Raises:
+        ComponentError: the post-processor, a metric or the reward failed.
+    """
     # The reward as in the run's evaluations: by workers if it has them, and within its time limit.
     scorer = None
     if any(map(is_run_reward, components.metrics)):
@@ -140,7 +165,7 @@ def evaluate_run(
         connect(components.metrics, RunReward(scorer, layout, batch_size=config.env.n_envs))
 
     try:
-        result = evaluate_on_samples(
+        return evaluate_on_samples(
             responder,
             samples,
             components.metrics,
@@ -151,18 +176,14 @@ def evaluate_run(
         if scorer is not None:
             scorer.close()
 
-    with saving(f"the evaluation (--output) to {folder}"):
-        files.log_metrics(0, split, result.scores)
-        files.log_predictions(0, split, result.predictions)
-    for key, score in result.scores.items():
-        print(f"{key:<48} {score:.4f}")
-    print(f"{len(samples)} samples of {split}; files in {folder}")
-    return result.scores
 
+def components_to_evaluate(config: AnyConfig) -> Components:
+    """Return the components of an evaluation; without the run's reward if only the default asks for it, and it fails.
 
-def _components(config: AnyConfig, reports_reward: bool) -> Components:
-    """Return the components of an evaluation; without the run's reward if nothing but the default asks for it."""
-    if not reports_reward:
+    Raises:
+        RL4LMsLikeError: as `build_components`.
+    """
+    if not reports_run_reward(config):
         return build_components(config, with_reward=False)
     try:
         return build_components(config)

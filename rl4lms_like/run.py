@@ -1,8 +1,7 @@
-"""Train a run from a YAML file to its results folder: used by `rl4lms-like train` and the training script.
+"""Train a run from its config to its results folder: used by `Run` and by the commands.
 
-    train           YAML file ─ load_config ─┐
-    train_config    config ──────────────────┴─ an unfinished run of it? ─┐
-    resume          run folder ─ its config, its newest checkpoint ───────┴─ _train ─ objects, folder, trainer, report
+    train_config    config ─ an unfinished run of it? ─────────────┐
+    resume          run folder ─ its config, its newest checkpoint ┴─ _train ─ objects, folder, trainer, report
 
     deterministic: true     operations without a deterministic implementation are an error; no cuDNN benchmarking
     environment.json        software versions, processor and threads of a run; one entry for each change
@@ -12,7 +11,6 @@ On the CPUs of one machine, runs are bitwise reproducible without the key too; d
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
@@ -62,55 +60,6 @@ class Destinations:
     wandb_project: str | None = None
 
 
-def train(
-    config_path: str | Path,
-    *,
-    project_name: str = "rl4lm_exps",
-    experiment_name: str = "rl4lm_experiment",
-    entity_name: str | None = None,
-    base_path_to_store_results: str | Path = ".",
-    log_to_wandb: bool = False,
-    log_to_trackio: bool = False,
-    overrides: Sequence[str] = (),
-    replay: str | Path | None = None,
-    new: bool = False,
-) -> Path:
-    """Train a model as configured in a YAML file; after an interruption, the same call resumes the run.
-
-    Args:
-        config_path: the YAML file.
-        project_name: second folder of the results.
-        experiment_name: third folder; if it holds another run, or a finished one, `<experiment_name>_2` is used.
-        entity_name: of Weights & Biases.
-        base_path_to_store_results: first folder.
-        log_to_wandb: log to Weights & Biases.
-        log_to_trackio: log to Trackio.
-        overrides: `train_evaluation.n_iters=200`, applied in order.
-        replay: value of `train_evaluation.replay`; default: the config's.
-        new: start a new run in any case.
-
-    Returns:
-        The run folder.
-
-    Raises:
-        RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
-    """
-    # Values of overrides are parsed as YAML. The quotes of JSON keep a path such as `0123` or `runs: old` a text.
-    if replay is not None:
-        overrides = [*overrides, f"train_evaluation.replay={json.dumps(str(replay))}"]
-
-    return train_config(
-        load_config(config_path, overrides),
-        project_name=project_name,
-        experiment_name=experiment_name,
-        entity_name=entity_name,
-        base_path_to_store_results=base_path_to_store_results,
-        log_to_wandb=log_to_wandb,
-        log_to_trackio=log_to_trackio,
-        new=new,
-    )
-
-
 def train_config(
     config: AnyConfig,
     *,
@@ -125,10 +74,31 @@ def train_config(
     wandb_project: str | None = None,
     new: bool = False,
     ranks: Ranks | None = None,
+    on_folder: Callable[[Path], None] | None = None,
+    keep_last_state: bool = False,
 ) -> Path:
-    """Train a model as configured in `config`; see `train`, and `Tracker` for `quiet` and the arguments after it.
+    """Train a model as configured in `config`; after an interruption, the same call resumes the run.
 
-    `ranks` are the processes that train together, if the caller has connected them already.
+    Args:
+        config: config of the run.
+        project_name: second folder of the results.
+        experiment_name: third folder; if it holds another run, or a finished one, `<experiment_name>_2` is used.
+        entity_name: of Weights & Biases.
+        base_path_to_store_results: first folder.
+        log_to_wandb: log to Weights & Biases.
+        quiet: print only warnings.
+        tensorboard_log: folder for TensorBoard's files.
+        wandb_project: project of Weights & Biases; default: `project_name`.
+        new: start a new run in any case.
+        ranks: the processes that train together, if the caller has connected them already.
+        on_folder: called with the run folder once it is known, before the training.
+        keep_last_state: keep the state of an RL run after its last iteration, to continue it to more iterations.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
     """
     from rl4lms_like.on_policy.replay import with_replay
     from rl4lms_like.training.resuming.resume import find_unfinished, with_template_date
@@ -183,7 +153,15 @@ def train_config(
             wandb_project=wandb_project,
         )
         stack.enter_context(deterministic_operations(config.deterministic))
-        return _train(config, destinations, resumed, ranks=ranks, messages=messages)
+        return _train(
+            config,
+            destinations,
+            resumed,
+            ranks=ranks,
+            messages=messages,
+            on_folder=on_folder,
+            keep_last_state=keep_last_state,
+        )
 
 
 def resume(
@@ -196,9 +174,12 @@ def resume(
     log_to_wandb: bool = False,
     log_to_trackio: bool = False,
     quiet: bool = False,
+    tensorboard_log: str | Path | None = None,
+    wandb_project: str | None = None,
     trust_remote_code: bool = False,
+    keep_last_state: bool = False,
 ) -> Path:
-    """Resume a run that ended early, from its newest checkpoint or a given one.
+    """Resume a run that ended early or is to become longer, from its newest checkpoint or a given one.
 
     Args:
         path: the run's folder, or one of its checkpoints.
@@ -207,10 +188,13 @@ def resume(
         accepted: config paths, of keys or blocks, whose values may differ from those of the run, although that affects
             its results; the run folder lists the changes.
         entity_name: of Weights & Biases.
-        log_to_wandb: as for `train`.
-        log_to_trackio: as for `train`.
+        log_to_wandb: as for `train_config`.
+        log_to_trackio: as for `train_config`.
         quiet: print only warnings.
+        tensorboard_log: as for `train_config`.
+        wandb_project: as for `train_config`.
         trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
+        keep_last_state: as for `train_config`.
 
     Returns:
         The run folder.
@@ -247,12 +231,15 @@ def resume(
             log_to_wandb=log_to_wandb,
             log_to_trackio=log_to_trackio,
             quiet=quiet,
+            tensorboard_log=tensorboard_log,
+            wandb_project=wandb_project,
         )
 
         ranks = stack.enter_context(process_ranks(resumed.config.distributed.timeout))
         stack.enter_context(deterministic_operations(resumed.config.deterministic))
+        config = with_replay(resumed.config)
         resumed = replace(resumed, lock=lock)
-        return _train(with_replay(resumed.config), destinations, resumed, ranks=ranks)
+        return _train(config, destinations, resumed, ranks=ranks, keep_last_state=keep_last_state)
 
 
 def _train(
@@ -262,6 +249,8 @@ def _train(
     *,
     ranks: Ranks,
     messages: Sequence[str] = (),
+    on_folder: Callable[[Path], None] | None = None,
+    keep_last_state: bool = False,
 ) -> Path:
     """Train a new run, or continue the unfinished run that is to be resumed; return its folder."""
     from stable_baselines3.common.utils import get_device
@@ -274,7 +263,7 @@ def _train(
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
     with explaining(config):
-        make_trainer, close = _assembled(config, ranks)
+        make_trainer, close = _assembled(config, ranks, keep_last_state=keep_last_state)
 
     tensorboard_log = destinations.tensorboard_log
     if isinstance(config, RunConfig):  # Stable-Baselines3's algorithms have this argument
@@ -310,6 +299,8 @@ def _train(
         run_path = ranks.from_main(open_tracker)
         if tracker is None:
             tracker = SilentTracker(run_path, config.to_dict())
+        if on_folder is not None:
+            on_folder(run_path)
 
         with tracker:
             # With a checkpoint, the trainer cuts the files to their sizes at the checkpoint. Without one the run
@@ -333,6 +324,9 @@ def _train(
             if ranks.is_main:
                 write_model_card(tracker.run_path)
             tracker.finish()
+
+        # The other processes may read the folder as soon as they return, so they wait for the main one.
+        ranks.from_main(lambda: None)
     finally:
         close()
     return run_path
@@ -348,14 +342,17 @@ def _write_report(tracker: Tracker) -> None:
         logger.warning("the report could not be written: %s", error)
 
 
-def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _assembled(
+    config: AnyConfig, ranks: Ranks, *, keep_last_state: bool
+) -> tuple[Callable[..., Any], Callable[[], None]]:
     """Build the objects of a run; return a function that creates its trainer and one that closes the objects."""
     if isinstance(config, RunConfig):
         from rl4lms_like.on_policy.assemble import assemble
         from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
         run = assemble(config, ranks)
-        return partial(OnPolicyTrainer, run), run.env.close  # the environment may have worker processes
+        # The environment may have worker processes.
+        return partial(OnPolicyTrainer, run, keep_last_state=keep_last_state), run.env.close
 
     from rl4lms_like.offline.assemble_preferences import assemble_preferences
     from rl4lms_like.offline.assemble_supervised import assemble_supervised

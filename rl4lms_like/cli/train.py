@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     if options.trust_remote_code:
         message = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
-    from rl4lms_like.run import train
+    from rl4lms_like.python_api.python_run import train
 
     names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb log_to_trackio"
     names += " overrides replay new"

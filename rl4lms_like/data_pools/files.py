@@ -153,11 +153,19 @@ class DataFiles(Splitting):
 
     Args:
         path: one file for all splits, shuffled with `seed` and divided by `split_ratios`.
-        data_files: one file for each split.
+        data_files: one file for each split; a split whose file is null is empty.
     """
 
     path: str | None = None
-    data_files: dict[str, str] | None = None
+    data_files: dict[str, str | None] | None = None
+
+    def is_empty(self, split: str) -> bool:
+        """Return True if the file of a split is null."""
+        return self.data_files is not None and split in self.data_files and self.data_files[split] is None
+
+    def is_left_out(self, split: str) -> bool:
+        """Return True if the file of a split is null, or its fraction of the only file is 0."""
+        return self.is_empty(split) or (self.data_files is None and super().is_left_out(split))
 
     def file(self, split: str) -> Path:
         """Return the file of a split; a `DataPoolError` if not exactly one of `path` and `data_files` gives it."""
@@ -166,12 +174,16 @@ class DataFiles(Splitting):
             return with_home(self.path)
         if self.path is not None or self.data_files is None:
             raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
-        if split not in self.data_files:
-            raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(self.data_files)}")
-        return with_home(self.data_files[split])
+        file = self.data_files.get(split)
+        if file is None:
+            files = ", ".join(self.data_files)
+            raise DataPoolError(f"data_files has no file for split {split!r}, it has {files}; null makes it empty")
+        return with_home(file)
 
     def rows(self, split: str, read: Callable[[Path], Iterable[T]]) -> tuple[Iterator[tuple[int, T]], str]:
         """Return the numbered rows of a split and its file; a file of its own is read only as far as needed."""
+        if self.is_empty(split):
+            return iter(()), f"data_files.{split}"
         file = self.file(split)
         if self.path is None:
             return islice(enumerate(islice(read(file), self.max_rows)), self.max_size), str(file)
@@ -202,6 +214,8 @@ class JsonlPool(TextGenPool):
             reference_column: one or more fields with references: a text, a list of texts or null.
             meta_columns: fields that are passed to rewards and metrics as `meta_info`.
         """
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, json_table_rows)
         return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
@@ -228,6 +242,8 @@ class CsvPool(TextGenPool):
             reference_column: one or more columns with one reference each.
             delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
         """
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
         return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
@@ -267,6 +283,8 @@ class TextPool(TextGenPool):
         unit = _SENTENCE if prompt_sentences else _WORD
         n_units = prompt_sentences or prompt_words
 
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, partial(_texts, separator=separator))
         samples = []
         for index, text in rows:

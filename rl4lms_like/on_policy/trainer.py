@@ -45,6 +45,8 @@ class OnPolicyTrainer:
         run: returned by `assemble`.
         tracker: writes metrics and files.
         resume_from: a checkpoint of the same run, to resume from.
+        keep_last_state: write a checkpoint after the last iteration in any case, so that a finished run can be
+            continued to more iterations.
 
     Attributes:
         current_iter: completed iterations.
@@ -57,9 +59,17 @@ class OnPolicyTrainer:
         ConfigError: the rollouts of `train_evaluation.replay` cannot be used with this config.
     """
 
-    def __init__(self, run: AssembledRun, tracker: Tracker, *, resume_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: AssembledRun,
+        tracker: Tracker,
+        *,
+        resume_from: Path | None = None,
+        keep_last_state: bool = False,
+    ) -> None:
         self.run = run
         self.tracker = tracker
+        self.keep_last_state = keep_last_state
         self.schedule = run.config.train_evaluation
         self.interruption = Interruption(run.ranks)
         self.callbacks: dict[str, Callback] = {
@@ -117,6 +127,11 @@ class OnPolicyTrainer:
         while self.current_iter < self.schedule.n_iters and not self._stops_early:
             self._iterate()
             self._evaluate_and_save()
+
+        # Before the last evaluations, which a run that is continued makes only after its last iteration.
+        if self.keep_last_state and self.schedule.save_model and self.current_iter and not self.resume_point.is_saved:
+            with self.interruption.finishing("this checkpoint"):
+                self.checkpoint()
 
         # Before the last evaluation: a metric that fails must not cost the model.
         if self.schedule.save_model:

@@ -19,8 +19,9 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.replay import Replay
 from rl4lms_like.preview import preview
+from rl4lms_like.python_api.python_run import train
 from rl4lms_like.rollouts.collector import RolloutCollector
-from rl4lms_like.run import resume, train, train_config
+from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at

@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import decoding_arguments, evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.run import train, train_config
+from rl4lms_like.python_api.python_run import train
+from rl4lms_like.run import train_config
 from rl4lms_like.system.errors import MetricError
 
 ROLLOUT_KEYS = {

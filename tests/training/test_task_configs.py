@@ -13,7 +13,7 @@ import pytest
 from rl4lms_like.config.load import load_config
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.yaml_file import read_yaml
-from rl4lms_like.run import train
+from rl4lms_like.python_api.python_run import train
 from rl4lms_like.small_models import warm_start
 from rl4lms_like.small_models.embedded import cache_folder, is_embedded
 from tests.conftest import REPOSITORY
