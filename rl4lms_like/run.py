@@ -86,6 +86,7 @@ def train_config(
         entity_name: of Weights & Biases.
         base_path_to_store_results: first folder.
         log_to_wandb: log to Weights & Biases.
+        log_to_trackio: log to Trackio.
         quiet: print only warnings.
         tensorboard_log: folder for TensorBoard's files.
         wandb_project: project of Weights & Biases; default: `project_name`.
