@@ -116,7 +116,7 @@ class ComponentConfig(Block):
     @cached_property
     def arguments(self) -> Any:
         """Typed view of `args`: an object of the component's `arguments_class`; None if it has another signature."""
-        target = arguments_class(self.registry, self.id)
+        target = self.registry.arguments_class(self.id)
         if not (inspect.isclass(target) and issubclass(target, Block)):
             return None
         return read_block(target, self.args)[0]
@@ -125,19 +125,6 @@ class ComponentConfig(Block):
         yield from super().issues()
         if isinstance(self.arguments, Block):
             yield from (issue.below("args") for issue in self.arguments.issues())
-
-
-def arguments_class(registry: Registry, id: str) -> Any:
-    """Return the class or function that receives the `args` of a component; None if its package is not installed.
-
-    Raises:
-        ConfigError: the id is unknown, or its import path is invalid.
-    """
-    try:
-        target = registry.signature(id)
-    except MissingExtraError:  # not an error in the config; building the component reports what to install
-        return None
-    return getattr(target, "arguments_class", target)
 
 
 def component_fields(block: type[ComponentConfig], value: Any) -> tuple[dict[str, Any], list[ConfigIssue]]:
@@ -149,7 +136,7 @@ def component_fields(block: type[ComponentConfig], value: Any) -> tuple[dict[str
         return fields, issues
 
     try:
-        target = arguments_class(block.registry, id)
+        target = block.registry.arguments_class(id)
     except ConfigError as error:
         fields.pop("args", None)  # unchecked
         return fields, [*issues, *(ConfigIssue("id", issue.message) for issue in error.issues)]
@@ -445,7 +432,7 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     needs_critic = True
     for path, block, registry in _components(blocks):
         try:
-            target = arguments_class(registry, block["id"])
+            target = registry.arguments_class(block["id"])
         except ConfigError:  # of a config of another machine, whose code is not here
             target = None
         if target is None:  # without a signature the arguments stay as given

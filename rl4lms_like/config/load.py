@@ -23,7 +23,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.rules import RULES as ALGORITHM_RULES
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.config import rules
-from rl4lms_like.config.binding import RunKind, arguments_class, component_fields, run_kind, special_types
+from rl4lms_like.config.binding import RunKind, component_fields, run_kind, special_types
 from rl4lms_like.config.run_config import (
     AlgorithmConfig,
     AnyConfig,
@@ -53,7 +53,7 @@ KINDS: dict[RunKind, type[AnyConfig]] = {
 RULES = {
     RunConfig: (*rules.EVERY_RUN, *rules.ON_POLICY),
     SupervisedConfig: (*rules.EVERY_RUN, *rules.OFFLINE),
-    PreferenceConfig: (*rules.EVERY_RUN, *rules.OFFLINE, *rules.PREFERENCE),
+    PreferenceConfig: (*rules.EVERY_RUN, *rules.OFFLINE),
 }
 """Class of a config -> the rules among its blocks, except those of `algorithms.rules`."""
 
@@ -165,7 +165,7 @@ def add_kl_defaults(mapping: Mapping[str, Any]) -> None:
     if not isinstance(kl, dict):
         return
     try:
-        arguments: Any = arguments_class(ALGORITHMS, str(at(mapping, "alg.id")))
+        arguments: Any = ALGORITHMS.arguments_class(str(at(mapping, "alg.id")))
     except ConfigError:  # an error of its own
         arguments = None
 

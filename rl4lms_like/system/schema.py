@@ -129,15 +129,10 @@ def broken_rules(rules: Iterable[Rule], blocks: Mapping[str, Any]) -> list[Confi
     """Return what some rules find; a rule is skipped if one of the blocks that it reads is not among `blocks`."""
     issues: list[ConfigIssue] = []
     for rule in rules:
-        names = _parameters_of(rule)
+        names = inspect.signature(rule).parameters
         if blocks.keys() >= set(names):
             issues += rule(**{name: blocks[name] for name in names})
     return issues
-
-
-@cache
-def _parameters_of(rule: Rule) -> tuple[str, ...]:
-    return tuple(inspect.signature(rule).parameters)
 
 
 def coerced_mapping(block: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -345,7 +340,7 @@ def _issues_of(error: ValidationError, value: Any, annotation: Any, path: str) -
     # pydantic's location of an invalid key ends in `[key]`.
     other_keys = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
     if other_keys and any(location[-1:] == ("[key]",) for location in locations):
-        return [ConfigIssue(path, keys_are_text(other_keys))]
+        return [ConfigIssue(path, f"keys must be text: put {', '.join(map(shown, other_keys))} in quotes")]
     return [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
@@ -444,11 +439,6 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
     if near:
         return f"{UNKNOWN_KEY}; did you mean {near[0]!r}?"
     return f"{UNKNOWN_KEY}; known: {', '.join(names)}" if names else f"{UNKNOWN_KEY}; nothing can be set here"
-
-
-def keys_are_text(others: Iterable[Any]) -> str:
-    """Return the message for keys that YAML does not read as text."""
-    return f"keys must be text: put {', '.join(map(shown, others))} in quotes"
 
 
 def join(path: str, key: Any) -> str:
