@@ -275,16 +275,12 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
     """Return the function that validates a type of this module's table; None for any other type."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        annotation, *metadata = typing.get_args(annotation)
-        class_names = {item.name for item in metadata if isinstance(item, ComponentOf)}
-        if class_names:
-            return partial(_reward, tuple(base for base in _REWARDS if base.__name__ in class_names))
-        return _validator_of(annotation)
+        bases = tuple(base for base in _REWARDS if ComponentOf(base.__name__) in annotation.__metadata__)
+        return partial(_reward, bases) if bases else _validator_of(typing.get_args(annotation)[0])
 
     # A reward, or one of several kinds of rewards, or null.
     options = typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
-    kinds = [option for option in options if option is not type(None)]
-    if kinds and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds):
+    if _are_rewards(options):
         return partial(_reward, options)
 
     if annotation is RewardPart:
@@ -292,6 +288,12 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
     if origin is list and _validator_of(typing.get_args(annotation)[0]) is _part:
         return _parts
     return partial(_block, annotation) if _is_block_of_rewards(annotation) else None
+
+
+def _are_rewards(options: Sequence[Any]) -> bool:
+    """Return whether the options of a type are classes of rewards, or such classes and null."""
+    kinds = set(options) - {type(None)}
+    return bool(kinds) and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds)
 
 
 def _is_block_of_rewards(annotation: Any) -> bool:
@@ -322,25 +324,27 @@ def _part(value: Any) -> Nested:
 
 def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> Nested:
     """Validate the block of a reward of one of some classes; an id alone has no arguments."""
-    is_id = isinstance(value, str)
-    fields, issues = check_block(block, {"id": value} if is_id else value, None)
+    # An id alone has no path of its own.
+    path_of_id = "id"
+    if isinstance(value, str):
+        path_of_id = ""
+        value = {"id": value}
+
+    fields, issues = check_block(block, value, None)
     id = fields.get("id")
-    if isinstance(id, str) and (is_id or "args" in fields or "args" not in value):
+    if isinstance(id, str) and ("args" in fields or "args" not in value):
         try:
             target = REWARDS.signature(id)
             args = fields.get("args", {})
             if (misfit := _misfit(id, target, args, bases)) is not None:
-                issues.append(ConfigIssue("id", misfit))
+                issues.append(ConfigIssue(path_of_id, misfit))
             fields["args"], args_issues = check_component(REWARDS, target, args, "args")
             issues += args_issues
         except ConfigError as error:
-            issues += [ConfigIssue("id", issue.message) for issue in error.issues]
+            issues += [ConfigIssue(path_of_id, issue.message) for issue in error.issues]
         except MissingExtraError:  # building the reward reports what to install
             pass
 
-    # An id alone has no path of its own.
-    if issues and is_id:
-        issues = [ConfigIssue("", issue.message) if issue.path == "id" else issue for issue in issues]
     if issues:
         raise RefusedError(*issues)
     return Nested({"id": fields["id"], "args": {}, **fields}, kind)

@@ -121,14 +121,12 @@ def parse_config(
     all_issues += type_issues
 
     # Rules, of the blocks that were made.
-    blocks = blocks_for_rules(config_class, written, fields) if components else {}
+    blocks = {}
     if components:
+        blocks = blocks_for_rules(config_class, written, fields)
         all_issues += secret_issues(mapping)
         all_issues += rules.embedded_models(written)
-        all_issues += own_issues(blocks)
-        all_issues += broken_rules(RULES[config_class], blocks)
-    if components and config_class is RunConfig:
-        all_issues += [issue.below("alg") for issue in broken_rules(ALGORITHM_RULES, blocks)]
+        all_issues += rule_issues(config_class, blocks)
 
     # The first rows of data files, which are read with the arguments of the pool.
     if data and "datapool" in blocks and not any(issue.path.startswith("datapool") for issue in all_issues):
@@ -211,14 +209,18 @@ def blocks_for_rules(
     return blocks
 
 
-def own_issues(blocks: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return what the rules of single blocks find."""
+def rule_issues(config_class: type[AnyConfig], blocks: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return what the rules of single blocks and those among blocks find."""
     issues: list[ConfigIssue] = []
     for name, block in blocks.items():
         if isinstance(block, Block):
             issues += [issue.below(_PATHS.get(name, name)) for issue in block.issues()]
         elif isinstance(block, Algorithm):
             issues += [issue.below("alg.args") for issue in block.arguments.issues()]
+
+    issues += broken_rules(RULES[config_class], blocks)
+    if config_class is RunConfig:
+        issues += [issue.below("alg") for issue in broken_rules(ALGORITHM_RULES, blocks)]
     return issues
 
 

@@ -79,8 +79,8 @@ def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
         return False
     if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
         return False
-    given = {"top_k": 50, **generation_kwargs}
-    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in given.items() if key not in _OF_LENGTH)
+    applied = {"top_k": 50, **generation_kwargs}
+    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in applied.items() if key not in _OF_LENGTH)
 
 
 def checked_generation(kwargs: dict[str, Any]) -> dict[str, Any]:
