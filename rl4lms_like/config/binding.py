@@ -292,7 +292,7 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
 
 def _are_rewards(options: Sequence[Any]) -> bool:
     """Return whether the options of a type are classes of rewards, or such classes and null."""
-    kinds = set(options) - {type(None)}
+    kinds = [option for option in options if option is not type(None)]
     return bool(kinds) and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds)
 
 
