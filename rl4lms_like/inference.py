@@ -440,7 +440,7 @@ def _policy_with(
     block = MaskablePolicyArguments if "top_mask" in policy_args else PolicyArguments
     names = {field.name for field in fields(block)}
     known = {name: value for name, value in policy_args.items() if name in names}
-    arguments = checked_block(block, {**known, "engine": dict(engine)}, "the engine")
+    arguments = checked_block(block, {**known, "engine": engine}, "the engine")
 
     model_config = load_model_config(arguments)
     issues = list(arguments.family_issues(is_causal=auto_class_of(model_config) is AutoModelForCausalLM))

@@ -177,6 +177,7 @@ class CriticFreeArguments(CorrectedArguments):
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from self._advantage_issues()
+        yield from self._discount_issues()
         yield from self._surrogate_issues()
 
         # What is only logged cannot be shaped.
@@ -215,6 +216,7 @@ class CriticFreeArguments(CorrectedArguments):
             message = "makes rewards that are not 0 or 1, which scale: mean requires; set it to null"
             yield ConfigIssue("overlong_buffer", message)
 
+    def _discount_issues(self) -> Iterator[ConfigIssue]:
         # Discounting is for the rewards after a token; lambda is for values.
         if self.baseline != "none" and self.gamma != 1:
             message = "has no effect: with a baseline, all tokens of a response have the same advantage"

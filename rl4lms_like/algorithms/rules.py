@@ -58,6 +58,9 @@ def critic_where_values_are_learned(alg: Algorithm, policy: PolicyArguments) -> 
         if policy.critic == "none":
             message = f"{alg.id} learns values: choose separate or shared, or an algorithm without a critic"
             yield ConfigIssue("policy.args.critic", message)
+        if policy.critic == "shared" and alg.arguments.critic_pretrain is not None:
+            message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
+            yield ConfigIssue("args.critic_pretrain", message)
         return
 
     # The default `separate` is no setting: it becomes `none`.
@@ -78,19 +81,14 @@ def arguments_of_critics(alg: Algorithm) -> Issues:
             yield ConfigIssue(f"args.{key}", f"{alg.id} learns no values (no critic); remove it")
 
 
-def pretrained_critic(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Check that a pretrained critic has weights of its own, since it is saved."""
-    if alg.arguments.critic_pretrain is not None and policy.critic == "shared":
-        message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
-        yield ConfigIssue("args.critic_pretrain", message)
-
-
 # --- sampling -------------------------------------------------------------------------------------------------------
 
 
-def importance_correction(alg: Algorithm, policy: PolicyArguments) -> Issues:
+def probabilities_of_samples(alg: Algorithm, policy: PolicyArguments) -> Issues:
     """Check that importance weights can be computed, and that rollouts of older weights have them."""
     arguments = alg.arguments
+    if arguments.first_token_temperature is not None and policy.is_greedy:
+        yield ConfigIssue("args.first_token_temperature", _PROBABILITIES)
     if not isinstance(arguments, CorrectedArguments):
         return
 
@@ -105,17 +103,18 @@ def importance_correction(alg: Algorithm, policy: PolicyArguments) -> Issues:
         yield ConfigIssue("args.importance_correction", message)
 
 
-def first_token(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Check that a temperature of the first token has samples to act on."""
-    if alg.arguments.first_token_temperature is not None and policy.is_greedy:
-        yield ConfigIssue("args.first_token_temperature", _PROBABILITIES)
-
-
 # --- the networks ---------------------------------------------------------------------------------------------------
 
 
-def teacher(alg: Algorithm, policy: PolicyArguments) -> Issues:
+def reference_or_teacher(alg: Algorithm, policy: PolicyArguments) -> Issues:
     """Check that an algorithm has a teacher if and only if it learns from one, and then no other reference."""
+    # A reference that follows the policy needs weights of its own.
+    arguments = alg.arguments
+    updates_reference = isinstance(arguments, CriticFreeArguments) and arguments.reference_update_iterations is not None
+    if updates_reference and policy.peft is not None:
+        message = "cannot be used with peft, whose reference is the base model of the adapters"
+        yield ConfigIssue("args.reference_update_iterations", message)
+
     if not alg.arguments.needs_teacher:
         if policy.teacher_model is not None:
             message = f"{alg.id} has no teacher: use opd, or reference_model for the model of the KL penalty"
@@ -130,16 +129,6 @@ def teacher(alg: Algorithm, policy: PolicyArguments) -> Issues:
     if policy.reference_model is not None:
         message = f"{alg.id} measures the KL to teacher_model; remove it"
         yield ConfigIssue("policy.args.reference_model", message)
-
-
-def updated_reference(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Check that a reference which follows the policy has weights of its own."""
-    arguments = alg.arguments
-    if not isinstance(arguments, CriticFreeArguments) or arguments.reference_update_iterations is None:
-        return
-    if policy.peft is not None:
-        message = "cannot be used with peft, whose reference is the base model of the adapters"
-        yield ConfigIssue("args.reference_update_iterations", message)
 
 
 def second_derivatives(alg: Algorithm, policy: PolicyArguments) -> Issues:
@@ -220,11 +209,8 @@ def kl_beside_rewards(alg: Algorithm, kl_div: KLConfig) -> Issues:
 RULES: tuple[Rule, ...] = (
     critic_where_values_are_learned,
     arguments_of_critics,
-    pretrained_critic,
-    importance_correction,
-    first_token,
-    teacher,
-    updated_reference,
+    probabilities_of_samples,
+    reference_or_teacher,
     second_derivatives,
     placement_of_kl,
     kl_that_is_needed,

@@ -117,7 +117,7 @@ class ComponentConfig(Block):
     @cached_property
     def arguments(self) -> Any:
         """Typed view of `args`: an object of the component's `arguments_class`; None if it has another signature."""
-        target = arguments_class(self.registry, self.id)
+        target = self.registry.arguments_class(self.id)
         if not (inspect.isclass(target) and issubclass(target, Block)):
             return None
         return read_block(target, self.args)[0]
@@ -126,19 +126,6 @@ class ComponentConfig(Block):
         yield from super().issues()
         if isinstance(self.arguments, Block):
             yield from (issue.below("args") for issue in self.arguments.issues())
-
-
-def arguments_class(registry: Registry, id: str) -> Any:
-    """Return the class or function that receives the `args` of a component; None if its package is not installed.
-
-    Raises:
-        ConfigError: the id is unknown, or its import path is invalid.
-    """
-    try:
-        target = registry.signature(id)
-    except MissingExtraError:  # not an error in the config; building the component reports what to install
-        return None
-    return getattr(target, "arguments_class", target)
 
 
 def component_fields(block: type[ComponentConfig], value: Any) -> tuple[dict[str, Any], list[ConfigIssue]]:
@@ -150,7 +137,7 @@ def component_fields(block: type[ComponentConfig], value: Any) -> tuple[dict[str
         return fields, issues
 
     try:
-        target = arguments_class(block.registry, id)
+        target = block.registry.arguments_class(id)
     except ConfigError as error:
         fields.pop("args", None)  # unchecked
         return fields, [*issues, *(ConfigIssue("id", issue.message) for issue in error.issues)]
@@ -289,16 +276,12 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
     """Return the function that validates a type of this module's table; None for any other type."""
     origin = typing.get_origin(annotation)
     if origin is Annotated:
-        annotation, *metadata = typing.get_args(annotation)
-        class_names = {item.name for item in metadata if isinstance(item, ComponentOf)}
-        if class_names:
-            return partial(_reward, tuple(base for base in _REWARDS if base.__name__ in class_names))
-        return _validator_of(annotation)
+        bases = tuple(base for base in _REWARDS if ComponentOf(base.__name__) in annotation.__metadata__)
+        return partial(_reward, bases) if bases else _validator_of(typing.get_args(annotation)[0])
 
     # A reward, or one of several kinds of rewards, or null.
     options = typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
-    kinds = [option for option in options if option is not type(None)]
-    if kinds and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds):
+    if _are_rewards(options):
         return partial(_reward, options)
 
     if annotation is RewardPart:
@@ -306,6 +289,12 @@ def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
     if origin is list and _validator_of(typing.get_args(annotation)[0]) is _part:
         return _parts
     return partial(_block, annotation) if _is_block_of_rewards(annotation) else None
+
+
+def _are_rewards(options: Sequence[Any]) -> bool:
+    """Return whether the options of a type are classes of rewards, or such classes and null."""
+    kinds = [option for option in options if option is not type(None)]
+    return bool(kinds) and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds)
 
 
 def _is_block_of_rewards(annotation: Any) -> bool:
@@ -336,25 +325,27 @@ def _part(value: Any) -> Nested:
 
 def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> Nested:
     """Validate the block of a reward of one of some classes; an id alone has no arguments."""
-    is_id = isinstance(value, str)
-    fields, issues = check_block(block, {"id": value} if is_id else value, None)
+    # An id alone has no path of its own.
+    path_of_id = "id"
+    if isinstance(value, str):
+        path_of_id = ""
+        value = {"id": value}
+
+    fields, issues = check_block(block, value, None)
     id = fields.get("id")
-    if isinstance(id, str) and (is_id or "args" in fields or "args" not in value):
+    if isinstance(id, str) and ("args" in fields or "args" not in value):
         try:
             target = REWARDS.signature(id)
             args = fields.get("args", {})
             if (misfit := _misfit(id, target, args, bases)) is not None:
-                issues.append(ConfigIssue("id", misfit))
+                issues.append(ConfigIssue(path_of_id, misfit))
             fields["args"], args_issues = check_component(REWARDS, target, args, "args")
             issues += args_issues
         except ConfigError as error:
-            issues += [ConfigIssue("id", issue.message) for issue in error.issues]
+            issues += [ConfigIssue(path_of_id, issue.message) for issue in error.issues]
         except MissingExtraError:  # building the reward reports what to install
             pass
 
-    # An id alone has no path of its own.
-    if issues and is_id:
-        issues = [ConfigIssue("", issue.message) if issue.path == "id" else issue for issue in issues]
     if issues:
         raise RefusedError(*issues)
     return Nested({"id": fields["id"], "args": {}, **fields}, kind)
@@ -451,7 +442,7 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
     needs_critic = True
     for path, block, registry in _components(blocks):
         try:
-            target = arguments_class(registry, block["id"])
+            target = registry.arguments_class(block["id"])
         except ConfigError:  # of a config of another machine, whose code is not here
             target = None
         if target is None:  # without a signature the arguments stay as given

@@ -21,7 +21,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.rules import RULES as ALGORITHM_RULES
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.config import rules
-from rl4lms_like.config.binding import RunKind, arguments_class, component_fields, run_kind, special_types
+from rl4lms_like.config.binding import RunKind, component_fields, run_kind, special_types
 from rl4lms_like.config.functions import with_function_blocks
 from rl4lms_like.config.run_config import (
     AlgorithmConfig,
@@ -53,7 +53,7 @@ KINDS: dict[RunKind, type[AnyConfig]] = {
 RULES = {
     RunConfig: (*rules.EVERY_RUN, *rules.ON_POLICY),
     SupervisedConfig: (*rules.EVERY_RUN, *rules.OFFLINE),
-    PreferenceConfig: (*rules.EVERY_RUN, *rules.OFFLINE, *rules.PREFERENCE),
+    PreferenceConfig: (*rules.EVERY_RUN, *rules.OFFLINE),
 }
 """Class of a config -> the rules among its blocks, except those of `algorithms.rules`."""
 
@@ -126,14 +126,12 @@ def parse_config(
     all_issues += [issue for issue in type_issues if issue.path not in refused]
 
     # Rules, of the blocks that were made.
-    blocks = blocks_for_rules(config_class, written, fields) if components else {}
+    blocks = {}
     if components:
+        blocks = blocks_for_rules(config_class, written, fields)
         all_issues += secret_issues(mapping)
         all_issues += rules.embedded_models(written)
-        all_issues += own_issues(blocks)
-        all_issues += broken_rules(RULES[config_class], blocks)
-    if components and config_class is RunConfig:
-        all_issues += [issue.below("alg") for issue in broken_rules(ALGORITHM_RULES, blocks)]
+        all_issues += rule_issues(config_class, blocks)
 
     # The first rows of data files, which are read with the arguments of the pool.
     if data and "datapool" in blocks and not any(issue.path.startswith("datapool") for issue in all_issues):
@@ -170,7 +168,7 @@ def add_kl_defaults(mapping: Mapping[str, Any]) -> None:
     if not isinstance(kl, dict):
         return
     try:
-        arguments: Any = arguments_class(ALGORITHMS, str(at(mapping, "alg.id")))
+        arguments: Any = ALGORITHMS.arguments_class(str(at(mapping, "alg.id")))
     except ConfigError:  # an error of its own
         arguments = None
 
@@ -216,14 +214,18 @@ def blocks_for_rules(
     return blocks
 
 
-def own_issues(blocks: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return what the rules of single blocks find."""
+def rule_issues(config_class: type[AnyConfig], blocks: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return what the rules of single blocks and those among blocks find."""
     issues: list[ConfigIssue] = []
     for name, block in blocks.items():
         if isinstance(block, Block):
             issues += [issue.below(_PATHS.get(name, name)) for issue in block.issues()]
         elif isinstance(block, Algorithm):
             issues += [issue.below("alg.args") for issue in block.arguments.issues()]
+
+    issues += broken_rules(RULES[config_class], blocks)
+    if config_class is RunConfig:
+        issues += [issue.below("alg") for issue in broken_rules(ALGORITHM_RULES, blocks)]
     return issues
 
 

@@ -79,6 +79,8 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 """Factors of the suitable rate for adapters and for algorithms with one step per rollout; and the factor above which a
 rate is reported."""
 
+_WHOLE_WEIGHTS = "needs whole weights: set distributed.strategy to ddp"
+
 Issues = Iterator[ConfigIssue]
 Notices = Iterator[Notice]
 
@@ -170,14 +172,12 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 # --- RL runs --------------------------------------------------------------------------------------------------------
 
 
-def folders_of_models(policy: PolicyArguments) -> Issues:
-    """Check that models of the policy which can only be local exist."""
+def policy_of_a_file(policy: PolicyArguments) -> Issues:
+    """Check what is refused in a file, but not in Python: missing folders, and keys that the file has elsewhere."""
     for key in ("model_name", "reference_model", "critic_model", "teacher_model"):
         yield from _missing_folder(f"alg.policy.args.{key}", getattr(policy, key))
+    yield from _post_processor_of_responses(ROLLOUTS, policy.generation_kwargs)
 
-
-def arguments_of_optimizer(policy: PolicyArguments) -> Issues:
-    """Find optimizer arguments that the config sets by a key of its own. In Python they may be set here."""
     others = {"weight_decay": "alg.policy.args.weight_decay", "lr": "alg.args.learning_rate"}
     for key, instead in others.items():
         if key in policy.optimizer_kwargs:
@@ -238,106 +238,81 @@ def family_of_policy(policy: PolicyArguments, policy_id: str) -> Issues:
         yield from _short_length(ROLLOUTS, policy.generation_kwargs)
 
 
-def lengths_of_evaluations(policy_id: str, train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Check the length of evaluations of an encoder-decoder model."""
-    if not is_causal(policy_id):
-        yield from _short_length(EVALUATION, train_evaluation.generation_kwargs or {})
-
-
 def _short_length(path: str, kwargs: Mapping[str, Any]) -> Issues:
     if kwargs.get("max_length") == 1 and kwargs.get("max_new_tokens") is None:
         yield ConfigIssue(f"{path}.max_length", "counts a seq2seq model's start token: expected at least 2")
 
 
-def no_post_processing(policy: PolicyArguments) -> Issues:
-    """Find a post-processor of rollouts: rewards score the tokens that were sampled."""
-    yield from _refused_post_processor(ROLLOUTS, policy.generation_kwargs)
-
-
-def no_post_processing_of_evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Find a post-processor of an RL run's evaluations."""
-    yield from _refused_post_processor(EVALUATION, train_evaluation.generation_kwargs or {})
-
-
-def _refused_post_processor(path: str, kwargs: Mapping[str, Any]) -> Issues:
+def _post_processor_of_responses(path: str, kwargs: Mapping[str, Any]) -> Issues:
     if kwargs.get("post_processing_fn") is not None:
         text = "is only for supervised runs; the responses of an RL run are scored unchanged"
         yield ConfigIssue(f"{path}.post_processing_fn", text)
 
 
-def engine_of_evaluations(policy: PolicyArguments, train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Check that the engine, which also generates evaluations, supports their arguments."""
+def evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
+    """Check that evaluations report the metrics that the run reads, and that they score the texts as generated."""
+    metrics = train_evaluation.metrics
+    for path, selected in ((KEEP_BEST, train_evaluation.keep_best), (EARLY_STOPPING, train_evaluation.early_stopping)):
+        if selected is not None:
+            yield from _unreported(f"{path}.metric", selected.metric, metrics, RUN_REWARD_KEYS)
+    yield from _post_processor_of_responses(EVALUATION, train_evaluation.generation_kwargs or {})
+
+
+def generation_of_evaluations(
+    policy: PolicyArguments, policy_id: str, train_evaluation: TrainEvaluationConfig
+) -> Issues:
+    """Check that the policy's family and engine support the arguments of evaluations."""
+    kwargs = train_evaluation.generation_kwargs or {}
+    if not is_causal(policy_id):
+        yield from _short_length(EVALUATION, kwargs)
     id = policy.engine["id"]
     if id != OWN_ENGINE:
-        yield from unsupported_generation(id, train_evaluation.generation_kwargs or {}, EVALUATION)
+        yield from unsupported_generation(id, kwargs, EVALUATION)
+        if policy.is_ahead and train_evaluation.replay is not None:
+            text = "has no effect in a replay, which generates no rollouts; remove it"
+            yield ConfigIssue("alg.policy.args.engine.ahead", text)
 
 
-def engine_of_first_token(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Find a temperature of the first token where an external engine generates, which has one for all tokens."""
+def algorithm_with_engine(alg: Algorithm, policy: PolicyArguments) -> Issues:
+    """Check that an external engine has the temperatures of the algorithm, which corrects rollouts of older weights."""
     id = policy.engine["id"]
-    if id != OWN_ENGINE and alg.arguments.first_token_temperature is not None:
+    if id == OWN_ENGINE:
+        return
+    if alg.arguments.first_token_temperature is not None:
         text = f"is not supported by the engine {id}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
         yield ConfigIssue("alg.args.first_token_temperature", text)
 
-
-def correction_of_rollouts_ahead(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Check that rollouts of older weights can be corrected; a loss of pairs has no ratios."""
+    # A loss of pairs has no ratios that could be weighted.
     corrects = isinstance(alg.arguments, CorrectedArguments) and not alg.arguments.is_pairwise
-    if policy.is_ahead and policy.engine["id"] != OWN_ENGINE and not corrects:
+    if policy.is_ahead and not corrects:
         text = f"{alg.id} cannot correct for rollouts of older weights; remove it"
         yield ConfigIssue("alg.policy.args.engine.ahead", text)
 
 
-def environment_of_rollouts_ahead(policy: PolicyArguments, env: EnvConfig) -> Issues:
+def whole_episodes_ahead(policy: PolicyArguments, env: EnvConfig) -> Issues:
     """Check that rollouts which are generated ahead are whole episodes."""
     if policy.is_ahead and policy.engine["id"] != OWN_ENGINE and env.vec_env != "text":
         yield ConfigIssue("alg.policy.args.engine.ahead", "needs vec_env: text")
 
 
-def rollouts_ahead_are_generated(policy: PolicyArguments, train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Find an engine that would generate ahead in a replay."""
-    if policy.is_ahead and policy.engine["id"] != OWN_ENGINE and train_evaluation.replay is not None:
-        text = "has no effect in a replay, which generates no rollouts; remove it"
-        yield ConfigIssue("alg.policy.args.engine.ahead", text)
-
-
 def algorithm_with_split_weights(distributed: DistributedConfig, alg: Algorithm) -> Issues:
     """Check that the algorithm can train weights that are split over the processes."""
     if distributed.strategy == "fsdp" and isinstance(alg.arguments, TRPOArguments | NLPOArguments):
-        yield ConfigIssue("alg.id", _needs_whole_weights(alg.id))
+        yield ConfigIssue("alg.id", f"{shown(alg.id)} {_WHOLE_WEIGHTS}")
 
 
 def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArguments) -> Issues:
     """Check that the policy's weights can be split, and are all on the device of their process."""
     if distributed.strategy == "fsdp":
         if policy.peft is not None:
-            yield ConfigIssue("alg.policy.args.peft", _needs_whole_weights(policy.peft))
+            yield ConfigIssue("alg.policy.args.peft", f"{shown(policy.peft)} {_WHOLE_WEIGHTS}")
         if policy.compile:
-            yield ConfigIssue("alg.policy.args.compile", _needs_whole_weights(policy.compile))
+            yield ConfigIssue("alg.policy.args.compile", f"true {_WHOLE_WEIGHTS}")
     if distributed.strategy == "fsdp" or n_processes() > 1:
         for key in ("critic_device", "reference_device"):
             if getattr(policy, key) is not None:
                 text = "each of several processes has one device; remove it"
                 yield ConfigIssue(f"alg.policy.args.{key}", text)
-
-
-def _needs_whole_weights(value: Any) -> str:
-    return f"{shown(value)} needs whole weights: set distributed.strategy to ddp"
-
-
-def metric_of_best_model(train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Check that the metric of the best model is reported."""
-    best = train_evaluation.keep_best
-    if best is not None:
-        yield from _unreported(f"{KEEP_BEST}.metric", best.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
-
-
-def metric_of_early_stopping(train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Check that the metric that ends the training is reported."""
-    stopping = train_evaluation.early_stopping
-    if stopping is not None:
-        path = f"{EARLY_STOPPING}.metric"
-        yield from _unreported(path, stopping.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
 
 
 def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
@@ -366,31 +341,22 @@ def reads_run_reward(config: RunConfig) -> bool:
 # --- supervised and preference runs ---------------------------------------------------------------------------------
 
 
-def no_reward_as_metric(train_evaluation: SupervisedEvaluationConfig) -> Issues:
-    """Find the metric that is the run's own reward in a run without one."""
-    for index, metric in enumerate(train_evaluation.metrics):
-        if metric.id == RUN_REWARD:
-            text = "is the reward of an RL run, and this run has none; metrics such as reward_model need no reward"
-            yield ConfigIssue(f"train_evaluation.metrics.{index}", text)
-
-
-def folder_of_model(alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
-    """Check that models which can only be local exist; a preference run can have a reference."""
+def model_of_texts(alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
+    """Check the folders of models that can only be local, and the length of texts of an encoder-decoder model."""
     yield from _missing_folder("alg.model_name", alg.model_name)
     if isinstance(alg, PreferenceAlgConfig):
         yield from _missing_folder("alg.args.reference_model", alg.args.get("reference_model"))
-
-
-def separator_of_messages(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
-    """Find a separator of prompt and reference where a chat template separates them."""
-    if tokenizer.chat_template and alg.separator is not None:
-        yield ConfigIssue("alg.separator", "has no effect with tokenizer.chat_template, which separates messages")
-
-
-def lengths_of_texts(alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
-    """Check the length of texts of an encoder-decoder model."""
     if not alg.is_causal:
         yield from _short_length("alg.generation_kwargs", alg.generation_kwargs)
+
+
+def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
+    """Find settings of two texts where a chat template separates them, or a reward model reads them as one."""
+    if tokenizer.chat_template and alg.separator is not None:
+        yield ConfigIssue("alg.separator", "has no effect with tokenizer.chat_template, which separates messages")
+    if isinstance(alg, PreferenceAlgConfig) and not alg.writes_text and tokenizer.max_length is not None:
+        text = f"{alg.id} reads prompt and response as one text; it cuts no prompts"
+        yield ConfigIssue("tokenizer.max_length", text)
 
 
 def no_split_weights(distributed: DistributedConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
@@ -400,62 +366,40 @@ def no_split_weights(distributed: DistributedConfig, alg: SupervisedAlgConfig | 
         yield ConfigIssue("distributed.strategy", f"fsdp is only for RL runs, not for {kind} ones; use ddp")
 
 
-def metric_for_best_model(
+def metrics_of_texts(
     alg: SupervisedAlgConfig | PreferenceAlgConfig, train_evaluation: SupervisedEvaluationConfig
 ) -> Issues:
-    """Check that the metric of the best checkpoint is the loss, or one that is reported on `val`."""
+    """Check that the metric of the best checkpoint is reported, and that the run has what metrics read."""
+    keys_of_objective = alg.arguments.keys if isinstance(alg, PreferenceAlgConfig) else ()
     key = alg.training_args.get("metric_for_best_model")
     if isinstance(key, str):
-        keys_of_objective = alg.arguments.keys if isinstance(alg, PreferenceAlgConfig) else ()
         yield from _unreported(SUPERVISED, key, train_evaluation.metrics, keys_of_objective)
-
-
-def metrics_of_reward_models(alg: PreferenceAlgConfig, train_evaluation: SupervisedEvaluationConfig) -> Issues:
-    """Find metrics of texts that a reward model does not write."""
-    if not alg.writes_text and train_evaluation.metrics:
+    if isinstance(alg, PreferenceAlgConfig) and not alg.writes_text and train_evaluation.metrics:
         text = f"{alg.id} writes no text; it is evaluated on the preferences of val and test"
         yield ConfigIssue("train_evaluation.metrics", text)
-
-
-def prompts_of_reward_models(alg: PreferenceAlgConfig, tokenizer: TokenizerConfig) -> Issues:
-    """Find a limit of prompts, which a reward model does not tell from the response."""
-    if not alg.writes_text and tokenizer.max_length is not None:
-        text = f"{alg.id} reads prompt and response as one text; it cuts no prompts"
-        yield ConfigIssue("tokenizer.max_length", text)
+    for index, metric in enumerate(train_evaluation.metrics):
+        if metric.id == RUN_REWARD:
+            text = "is the reward of an RL run, and this run has none; metrics such as reward_model need no reward"
+            yield ConfigIssue(f"train_evaluation.metrics.{index}", text)
 
 
 EVERY_RUN: tuple[Rule, ...] = (folder_of_tokenizer, keys_of_metrics)
 ON_POLICY: tuple[Rule, ...] = (
-    folders_of_models,
-    arguments_of_optimizer,
+    policy_of_a_file,
     sampler_with_rewards,
     whole_groups,
     rollouts_in_episodes,
     masks_for_nlpo,
     family_of_policy,
-    lengths_of_evaluations,
-    no_post_processing,
-    no_post_processing_of_evaluations,
-    engine_of_evaluations,
-    engine_of_first_token,
-    correction_of_rollouts_ahead,
-    environment_of_rollouts_ahead,
-    rollouts_ahead_are_generated,
+    evaluations,
+    generation_of_evaluations,
+    algorithm_with_engine,
+    whole_episodes_ahead,
     algorithm_with_split_weights,
     policy_with_split_weights,
-    metric_of_best_model,
-    metric_of_early_stopping,
     held_out_metrics,
 )
-OFFLINE: tuple[Rule, ...] = (
-    no_reward_as_metric,
-    folder_of_model,
-    separator_of_messages,
-    lengths_of_texts,
-    no_split_weights,
-    metric_for_best_model,
-)
-PREFERENCE: tuple[Rule, ...] = (metrics_of_reward_models, prompts_of_reward_models)
+OFFLINE: tuple[Rule, ...] = (model_of_texts, prompts_and_responses, no_split_weights, metrics_of_texts)
 
 
 # --- notices --------------------------------------------------------------------------------------------------------
@@ -556,26 +500,30 @@ def responses_without_end(env: EnvConfig) -> Notices:
         yield Notice("env.args.terminate_on_eos", message)
 
 
-def small_minibatches(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
-    """Report minibatches so small that the gradient is noisy."""
-    if alg.values.get("n_epochs") is None:  # without n_epochs (trpo) only the critic has minibatches
-        return
-    in_episodes = alg.arguments.minibatch_episodes
-    if in_episodes is not None:
-        if in_episodes < FEW_EPISODES:
-            message = f"the gradient of {in_episodes} is noisy; use {FEW_EPISODES} or more"
-            yield Notice("alg.args.minibatch_episodes", message)
-        return
+def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
+    """Report minibatches and a lambda that are too small for the length of responses."""
+    limit = longest_response(policy.generation_kwargs, is_causal=is_causal(policy_id))
+    length = min(env.arguments.max_episode_length, limit)
 
-    batch_size = alg.values.get("batch_size")
-    if batch_size is None:
-        return
-    length = _longest_episode(policy, policy_id, env)
-    n_episodes = max(batch_size // length, 1)
-    if n_episodes < FEW_EPISODES:
+    # The gradient of few episodes is noisy. Without n_epochs (trpo) only the critic has minibatches.
+    has_minibatches = alg.values.get("n_epochs") is not None
+    in_episodes = alg.arguments.minibatch_episodes
+    batch_size = alg.values.get("batch_size") if in_episodes is None else None
+    if has_minibatches and in_episodes is not None and in_episodes < FEW_EPISODES:
+        message = f"the gradient of {in_episodes} is noisy; use {FEW_EPISODES} or more"
+        yield Notice("alg.args.minibatch_episodes", message)
+    if has_minibatches and batch_size is not None and batch_size < FEW_EPISODES * length:
+        n_episodes = max(batch_size // length, 1)
         plural = "s" if n_episodes > 1 else ""
         message = f"{batch_size} tokens are {n_episodes} episode{plural} of {length} tokens, so the gradient is noisy"
         yield Notice("alg.args.batch_size", f"{message}; {FEW_EPISODES * length} or more hold {FEW_EPISODES}")
+
+    # The length-adaptive lambda of an episode of l actions is max(0, 1 - 1 / (alpha l)).
+    alpha = alg.arguments.gae_length_alpha
+    if alpha is not None and alpha * length < SHORT:
+        largest = max(0.0, 1 - 1 / (alpha * length))
+        message = f"lambda is at most {largest:.2g}, since responses have at most {length} tokens"
+        yield Notice("alg.args.gae_length_alpha", f"{message}; {SHORT / length:.2g} gives up to {1 - 1 / SHORT:g}")
 
 
 def schedules_without_effect(alg: Algorithm, train_evaluation: TrainEvaluationConfig) -> Notices:
@@ -592,23 +540,6 @@ def schedules_without_effect(alg: Algorithm, train_evaluation: TrainEvaluationCo
         if first_stop >= n_iters:
             message = f"can end the run after {first_stop} iterations at the earliest, and it has {n_iters}"
             yield Notice("train_evaluation.early_stopping.patience", message)
-
-
-def short_lambda(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
-    """Report a length-adaptive lambda, max(0, 1 - 1 / (alpha l)), that is small for all responses."""
-    alpha = alg.arguments.gae_length_alpha
-    if alpha is None:
-        return
-    length = _longest_episode(policy, policy_id, env)
-    if alpha * length < SHORT:
-        largest = max(0.0, 1 - 1 / (alpha * length))
-        message = f"lambda is at most {largest:.2g}, since responses have at most {length} tokens"
-        yield Notice("alg.args.gae_length_alpha", f"{message}; {SHORT / length:.2g} gives up to {1 - 1 / SHORT:g}")
-
-
-def _longest_episode(policy: PolicyArguments, policy_id: str, env: EnvConfig) -> int:
-    response = longest_response(policy.generation_kwargs, is_causal=is_causal(policy_id))
-    return min(env.arguments.max_episode_length, response)
 
 
 def default_learning_rate(alg: Algorithm) -> Notices:
@@ -631,9 +562,8 @@ NOTICES: tuple[Rule, ...] = (
     other_distribution,
     uncorrected_truncation,
     responses_without_end,
-    small_minibatches,
+    long_responses,
     schedules_without_effect,
-    short_lambda,
     default_learning_rate,
 )
 OFFLINE_NOTICES: tuple[Rule, ...] = (sampling_of_texts,)

@@ -24,7 +24,7 @@ from pydantic import AfterValidator
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.rules import Algorithm
-from rl4lms_like.config.binding import Arguments, ComponentConfig, arguments_class, checked_post_processing
+from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_processing
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.envs.arguments import EnvConfig
@@ -217,6 +217,12 @@ class _AnyRunConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def is_causal(self) -> bool:
+        """True if the model is decoder-only."""
+        alg: AlgorithmConfig | SupervisedAlgConfig | PreferenceAlgConfig = self.alg  # type: ignore[attr-defined]
+        return alg.is_causal
+
     def to_dict(self) -> dict[str, Any]:
         """Return the config as plain data, which parses to an equal config; its blocks come first."""
         data = dataclasses.asdict(self)
@@ -260,11 +266,6 @@ class PolicyConfig(ComponentConfig):
 
     registry = POLICIES
 
-    @property
-    def is_causal(self) -> bool:
-        """True if the policy is for decoder-only models."""
-        return is_causal(self.id)
-
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(ComponentConfig):
@@ -282,6 +283,11 @@ class AlgorithmConfig(ComponentConfig):
     kl_div: KLConfig
     policy: PolicyConfig
 
+    @property
+    def is_causal(self) -> bool:
+        """True if the policy is for decoder-only models."""
+        return is_causal(self.policy.id)
+
     @cached_property
     def algorithm(self) -> Algorithm:
         """The algorithm, for rules."""
@@ -290,7 +296,7 @@ class AlgorithmConfig(ComponentConfig):
 
 def algorithm_of(id: str, args: Arguments) -> Algorithm:
     """Return a valid algorithm for rules; one of another library has neutral arguments."""
-    target = arguments_class(ALGORITHMS, id)
+    target = ALGORITHMS.arguments_class(id)
     if inspect.isclass(target) and issubclass(target, OnPolicyArguments):
         arguments = make_block(target, check_arguments(target, args, "")[0])
         return Algorithm(id, arguments, vars(arguments))
@@ -306,7 +312,7 @@ def policy_arguments_of(id: str, args: Arguments) -> PolicyArguments | None:
 
     None if these have other types, so that they mean something else.
     """
-    target = arguments_class(POLICIES, id)
+    target = POLICIES.arguments_class(id)
     if inspect.isclass(target) and issubclass(target, PolicyArguments):
         return make_block(target, check_arguments(target, args, "")[0])
     return shared_arguments(args)[0]
@@ -508,11 +514,6 @@ class RunConfig(_AnyRunConfig):
     doctor: DoctorConfig = field(default_factory=DoctorConfig)
     tiny_model: TinyModelConfig | None = None
 
-    @property
-    def is_causal(self) -> bool:
-        """True if the model is decoder-only."""
-        return self.alg.policy.is_causal
-
 
 # --- blocks of supervised and preference runs ----------------------------------------------------------------------
 
@@ -671,11 +672,6 @@ class SupervisedConfig(_AnyRunConfig):
     alg: SupervisedAlgConfig
     train_evaluation: SupervisedEvaluationConfig
 
-    @property
-    def is_causal(self) -> bool:
-        """True if the model is decoder-only."""
-        return self.alg.is_causal
-
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceConfig(_AnyRunConfig):
@@ -692,11 +688,6 @@ class PreferenceConfig(_AnyRunConfig):
     datapool: DataPoolConfig
     alg: PreferenceAlgConfig
     train_evaluation: SupervisedEvaluationConfig
-
-    @property
-    def is_causal(self) -> bool:
-        """True if the model is decoder-only."""
-        return self.alg.is_causal
 
 
 OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig

@@ -274,7 +274,13 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         ConfigError: a network has fewer positions than they need, its log-probs would depend on the batch, or no limit
             of the prompt length is known.
     """
-    prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    prompt = _prompt_length(config, tokenizer)
+    response = response_length(config, networks["model_name"])
+    # `max_episode_length` does not limit evaluations.
+    evaluated_kwargs = config.train_evaluation.generation_kwargs
+    if evaluated_kwargs is None:
+        evaluated_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
+
     for key, network in networks.items():
         positions = getattr(network.get_text_config(), "max_position_embeddings", None)
         # An encoder-decoder has two texts, each with positions of its own.
@@ -288,7 +294,9 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         limit = longest_independent_of_batch(network)
         if limit is None:
             continue
-        longest = max(response, _evaluated_length(config, network)) if key == "model_name" else response
+        longest = response
+        if key == "model_name":
+            longest = max(response, longest_response(evaluated_kwargs, is_causal=not network.is_encoder_decoder))
         needed = max(prompt, longest) if network.is_encoder_decoder else prompt + longest
         if needed > limit:
             text = f"{_NETWORKS[key]} may need {needed} tokens (max_prompt_length {prompt}, response {longest}): "
@@ -312,11 +320,3 @@ def response_length(config: RunConfig, network: PretrainedConfig) -> int:
     kwargs = config.alg.policy.args.get("generation_kwargs") or {}
     limit = longest_response(kwargs, is_causal=not network.is_encoder_decoder)
     return min(limit, config.env.arguments.max_episode_length)
-
-
-def _evaluated_length(config: RunConfig, network: PretrainedConfig) -> int:
-    """Return the maximum response length of evaluations in tokens, which `max_episode_length` does not limit."""
-    generation_kwargs = config.train_evaluation.generation_kwargs
-    if generation_kwargs is None:
-        generation_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
-    return longest_response(generation_kwargs, is_causal=not network.is_encoder_decoder)

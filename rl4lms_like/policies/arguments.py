@@ -19,7 +19,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import AfterValidator
 
 from rl4lms_like.engines import ENGINES
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Whole
 from rl4lms_like.system.schema import Block, RefusedError, check_arguments, check_value, join, read_block
 from rl4lms_like.system.wording import shown
@@ -79,8 +79,8 @@ def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
         return False
     if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
         return False
-    given = {"top_k": 50, **generation_kwargs}
-    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in given.items() if key not in _OF_LENGTH)
+    applied = {"top_k": 50, **generation_kwargs}
+    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in applied.items() if key not in _OF_LENGTH)
 
 
 def checked_generation(kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
     issues += args_issues
 
     try:
-        target = engine_arguments(engine["id"])
+        target = ENGINES.arguments_class(engine["id"])
     except ConfigError as error:
         issues += [ConfigIssue("id", issue.message) for issue in error.issues]
         target = None
@@ -241,22 +241,9 @@ Engine = Annotated[dict[str, Any], AfterValidator(checked_engine)]
 """Type of an `engine` block."""
 
 
-def engine_arguments(id: str) -> Any:
-    """Return the class or function that receives the `args` of an engine; None if its package is not installed.
-
-    Raises:
-        ConfigError: the id is unknown, or its import path is invalid.
-    """
-    try:
-        target = ENGINES.signature(id)
-    except MissingExtraError:  # building the engine reports what to install
-        return None
-    return getattr(target, "arguments_class", target)
-
-
 def unsupported_generation(engine: str, generation_kwargs: Mapping[str, Any], path: str) -> list[ConfigIssue]:
     """Return an error for each argument of `generate` at a path of the config that a valid engine does not support."""
-    unsupported = getattr(engine_arguments(engine), "unsupported", None)
+    unsupported = getattr(ENGINES.arguments_class(engine), "unsupported", None)
     if unsupported is None:  # an engine that does not say so
         return []
     message = f"is not supported by the engine {engine}; remove it, or use engine: {{id: {OWN_ENGINE}}}"

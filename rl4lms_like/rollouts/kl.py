@@ -109,6 +109,8 @@ class KLController(ABC):
     ) -> None:
         if error := estimator_error(placement, estimator, top_k):
             raise ValueError(error)
+
+        # The limit holds for the initial coefficient too.
         self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
         self.target_kl = target_kl
         self.estimator: Estimator = estimator or ("k3" if placement == "loss" else "k1")
@@ -218,6 +220,8 @@ def make_kl_controller(
 ) -> KLController:
     """Return the controller of a config's `alg.kl_div` block; without a target the coefficient is constant."""
     limits: dict[str, Any] = {"estimator": estimator, "max_coeff": max_coeff, "placement": placement, "top_k": top_k}
+
+    # Without a target there is nothing to follow.
     if controller == "fixed" or target_kl is None:
         return FixedKLController(coeff, **limits)
     if controller == "horizon":

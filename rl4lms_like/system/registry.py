@@ -167,6 +167,18 @@ class Registry:
             raise self._invalid(id, repr(target))
         return target
 
+    def arguments_class(self, id: str) -> Any:
+        """Return the class or function that receives the `args` of a component; None if its package is not installed.
+
+        Raises:
+            ConfigError: see `signature`.
+        """
+        try:
+            target = self.signature(id)
+        except MissingExtraError:  # not an error in the config; building the component reports what to install
+            return None
+        return getattr(target, "arguments_class", target)
+
     def _invalid(self, id: str, reason: object) -> ConfigError:
         return ConfigError([ConfigIssue("", f"{id!r} is not a valid {self.kind}: {reason}")], f"the {self.kind} id")
 

@@ -129,15 +129,10 @@ def broken_rules(rules: Iterable[Rule], blocks: Mapping[str, Any]) -> list[Confi
     """Return what some rules find; a rule is skipped if one of the blocks that it reads is not among `blocks`."""
     issues: list[ConfigIssue] = []
     for rule in rules:
-        names = _parameters_of(rule)
+        names = inspect.signature(rule).parameters
         if blocks.keys() >= set(names):
             issues += rule(**{name: blocks[name] for name in names})
     return issues
-
-
-@cache
-def _parameters_of(rule: Rule) -> tuple[str, ...]:
-    return tuple(inspect.signature(rule).parameters)
 
 
 def coerced_mapping(block: type, values: dict[str, Any]) -> dict[str, Any]:
@@ -278,24 +273,30 @@ def check_arguments(
     issues: list[ConfigIssue] = []
     for name, value in args.items():
         where = join(path, name)
+        argument = known.get(name)
         if name in exclude:
             issues.append(ConfigIssue(where, "is filled in by the library and cannot be set here"))
-        elif name in known and value is None and known[name].default is None:
+        elif argument is None and signature.open and isinstance(name, str):
+            bound[name] = value
+        elif argument is None:
+            issues.append(ConfigIssue(where, unknown_key(name, [*known, *also])))
+        elif value is None and argument.default is None:
             bound[name] = None  # null is always valid where it is the default, whatever the type
-        elif name in known:
-            coerced, value_issues = check_value(value, known[name].annotation, where, special=special)
+        else:
+            coerced, value_issues = check_value(value, argument.annotation, where, special=special)
             issues += value_issues
             if not value_issues:
                 bound[name] = coerced
-        elif signature.open and isinstance(name, str):
-            bound[name] = value
-        else:
-            issues.append(ConfigIssue(where, unknown_key(name, [*known, *also])))
 
+    return bound, issues + _missing(signature, args, path)
+
+
+def _missing(signature: Signature, args: Mapping[str, Any], path: str) -> list[ConfigIssue]:
+    issues = []
     for argument in signature.arguments:
         if argument.required and argument.name not in args:
             issues.append(ConfigIssue(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}"))
-    return bound, issues
+    return issues
 
 
 def check_value(
@@ -325,12 +326,12 @@ def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[
 
 def _issues_of(error: ValidationError, value: Any, annotation: Any, path: str) -> list[ConfigIssue]:
     """Return pydantic's errors in one value as issues. For a union pydantic has one for each option."""
-    locations = []
+    ends = set()
     refused: list[ConfigIssue] = []
     messages = []
     for detail in error.errors():
         cause = detail.get("ctx", {}).get("error")
-        locations.append(detail["loc"])
+        ends.add(detail["loc"][-1:])
         if isinstance(cause, RefusedError):
             refused += [issue.below(_path(value, detail["loc"], path)) for issue in cause.issues]
         elif isinstance(cause, ValueError):
@@ -343,9 +344,9 @@ def _issues_of(error: ValidationError, value: Any, annotation: Any, path: str) -
         return [ConfigIssue(path, messages[0])]
 
     # pydantic's location of an invalid key ends in `[key]`.
-    other_keys = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
-    if other_keys and any(location[-1:] == ("[key]",) for location in locations):
-        return [ConfigIssue(path, keys_are_text(other_keys))]
+    if ("[key]",) in ends:
+        other_keys = [key for key in value if not isinstance(key, str)]
+        return [ConfigIssue(path, f"keys must be text: put {', '.join(map(shown, other_keys))} in quotes")]
     return [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
@@ -392,8 +393,8 @@ _cached_adapter = cache(_adapter)
 def _prepared(annotation: Any, special: Special | None) -> Any:
     """Return the type with our own validators for dataclasses and special types."""
     validate = special(annotation) if special else None
-    if validate is None and inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
-        validate = partial(_validated_block, annotation, special)
+    if validate is None and dataclasses.is_dataclass(annotation):
+        validate = partial(_validated_block, typing.cast(type, annotation), special)
     if validate is not None:
         return Annotated[Any, PlainValidator(validate)]
 
@@ -402,10 +403,11 @@ def _prepared(annotation: Any, special: Special | None) -> Any:
     args = typing.get_args(annotation)
     if origin is Annotated:
         return Annotated[(_prepared(args[0], special), *args[1:])]
+    prepared = tuple(_prepared(item, special) for item in args)
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_prepared(option, special) for option in args)]  # noqa: UP007
-    if inspect.isclass(origin) and issubclass(origin, Sequence | Mapping) and args:
-        return typing.cast(Any, origin)[tuple(item if item is ... else _prepared(item, special) for item in args)]
+        return typing.Union[prepared]  # noqa: UP007
+    if args and inspect.isclass(origin) and issubclass(origin, Sequence | Mapping):
+        return typing.cast(Any, origin)[prepared]
     return annotation
 
 
@@ -444,11 +446,6 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
     if near:
         return f"{UNKNOWN_KEY}; did you mean {near[0]!r}?"
     return f"{UNKNOWN_KEY}; known: {', '.join(names)}" if names else f"{UNKNOWN_KEY}; nothing can be set here"
-
-
-def keys_are_text(others: Iterable[Any]) -> str:
-    """Return the message for keys that YAML does not read as text."""
-    return f"keys must be text: put {', '.join(map(shown, others))} in quotes"
 
 
 def join(path: str, key: Any) -> str:
