@@ -148,8 +148,9 @@ class OnPolicyArguments(Block):
 
     def issues(self) -> Iterator[ConfigIssue]:
         for in_episodes, in_tokens in self.IN_EPISODES.items():
-            both_given = in_tokens in self.given and getattr(self, in_tokens) is not None
-            if getattr(self, in_episodes) is not None and both_given:
+            if getattr(self, in_episodes) is None:
+                continue
+            if in_tokens in self.given and getattr(self, in_tokens) is not None:
                 yield ConfigIssue(in_episodes, f"{in_tokens} sets the same size, in tokens; remove one of them")
 
         minibatch = self.minibatch_episodes

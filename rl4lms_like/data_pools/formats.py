@@ -125,6 +125,10 @@ class RowFormat:
             rows = chain([first], rows)
             if is_recognised:
                 name = recognised(first[1][1])
+
+                # A completion without a label is no preference: the columns of a pair are missing.
+                if needs_pairs and name == "prompt_completion" and LABEL not in first[1][1]:
+                    name = "columns"
             if self.input_template != INPUT_TEMPLATE and name != "alpaca":
                 raise DataPoolError(f"input_template has no effect on the format {name!r}; it is for alpaca")
             if name == "columns" and needs_names and not names_columns:
@@ -163,7 +167,7 @@ class FormattedRows:
 
     @property
     def learned(self) -> Learned:
-        """What a supervised run learns of the rows."""
+        """Part of the rows that a supervised run learns."""
         return LEARNED.get(self.name, "response")
 
     @property

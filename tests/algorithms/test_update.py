@@ -31,6 +31,8 @@ def build(
     algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, reward=None, **arguments
 ):
     defaults = {"n_steps": 20, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
+    if "n_episodes" in arguments:
+        del defaults["n_steps"]
     if issubclass(algorithm, PPO):
         defaults |= {"batch_size": 80, "n_epochs": 2}
     return algorithm(

@@ -31,7 +31,7 @@ from tests.training.resuming.test_resume import PAIRS, blocks
 
 FAMILIES = {"causal": "tiny_gpt2_dir", "seq2seq": "tiny_t5_dir"}
 N_ITERS = 3
-CONFIG_OR_POSITION = ("config.json", "training_state.json", "manifest.json")
+CONFIG_OR_POSITION = ("config.json", "training_state.json", "manifest.json", "model/README.md")
 
 
 def run_blocks(request, algorithm="ppo", family="causal"):
@@ -69,7 +69,7 @@ def rollout_lines(folder):
 
 
 def results_of(folder):
-    """All files of a run without clock times, its config, and its position in the prompts."""
+    """All files of a run without clock times, its config (also that of the model card), and its position."""
     found = files_of(folder)
     return {name: content for name, content in found.items() if not name.endswith(CONFIG_OR_POSITION)}
 

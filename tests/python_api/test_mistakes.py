@@ -86,7 +86,7 @@ OFFLINE_MISTAKES = {
     "no text to learn": ({"algorithm": "sft", "data": ["a", "b"]}, "data", "reference_column"),
     "two meanings": ({"algorithm": "sft", "data": PAIRS, "use_cache": True}, "use_cache", "training_args"),
     "iterations": ({"algorithm": "sft", "data": PAIRS, "n_iters": 3}, "n_iters", "rollouts"),
-    "frame without a column": ({"algorithm": "sft", "data": pd.DataFrame({"text": ["a"]})}, "data", "text"),
+    "frame without a column": ({"algorithm": "sft", "data": pd.DataFrame({"body": ["a"]})}, "data", "body"),
 }
 
 

@@ -173,7 +173,7 @@ def test_sizes_are_checked_in_python_too(tiny_gpt2_dir, tiny_tokenizer):
     with raises_at("n_episodes", mentions="n_steps"):
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, n_episodes=16, n_steps=10)
     with raises_at("n_episodes", mentions="n_envs, 8"):
-        build(GRPO, tiny_gpt2_dir, tiny_tokenizer, n_steps=None, n_episodes=12, group_size=4)
+        build(GRPO, tiny_gpt2_dir, tiny_tokenizer, n_episodes=12, group_size=4)
 
 
 def test_a2c_has_no_minibatches(tiny_config):
