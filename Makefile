@@ -42,7 +42,7 @@ site: $(VENV)/.installed-dev ## serve the documentation on this machine while it
 	$(BIN)/mkdocs serve
 
 tutorials: $(VENV)/.installed-dev ## run the tutorials in full; about five minutes on one core
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.tutorials $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m scripts.docs.tutorials $(ARGS)
 
 bench: $(VENV)/.installed-dev ## time one PPO iteration beside other libraries
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.ppo_iteration $(ARGS)

@@ -30,7 +30,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.ppo_iteration import RESULTS, machine
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.callbacks import Callback

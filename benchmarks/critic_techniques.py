@@ -24,7 +24,8 @@ import yaml
 from stable_baselines3.common.logger import Logger
 
 from benchmarks.hyperparameters import half_width
-from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.on_policy.assemble import assemble
 

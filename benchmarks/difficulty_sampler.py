@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.run import train_config
 from rl4lms_like.small_models.embedded import with_embedded_models

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from rl4lms_like.config.run_config import load_config, parse_config
+from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.inference import evaluate_run
 from rl4lms_like.run import train_config

@@ -24,7 +24,7 @@ from benchmarks.on_policy_pairs import with_interval
 from benchmarks.vllm_server import REQUIREMENTS, served
 from benchmarks.vllm_training import config_of, free_port
 from rl4lms_like.algorithms.policy_gradient import GRPO
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.run import train_config
 from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_model
 

@@ -45,7 +45,7 @@ def save_model(folder: Path, vocab_size: int) -> None:
 
 def ours(folder: Path) -> str:
     """Train with this library; return the measurements."""
-    from rl4lms_like.config.run_config import parse_config
+    from rl4lms_like.config.load import parse_config
     from rl4lms_like.offline.assemble_preferences import assemble_preferences
     from rl4lms_like.offline.trainer import SupervisedTrainer
     from rl4lms_like.tracking.base import Tracker

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 from rl4lms_like.run import train_config
 
 CONFIGS = Path(__file__).parents[1] / "task_configs" / "film_opinions"

@@ -31,7 +31,7 @@ import yaml
 from scipy import stats
 
 from rl4lms_like.benchmarking.runner import benchmark
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.data_pools.film_opinions import film_opinions
 from rl4lms_like.small_models.warm_start import make_model, make_tokenizer, train_language_model
 from rl4lms_like.training.inputs import build_datapool

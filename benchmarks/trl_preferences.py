@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from benchmarks.environments import python_of
 from benchmarks.trl_losses import difference
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.preference_objectives import ORPO, PreferenceObjective
 from rl4lms_like.testing import models

@@ -91,7 +91,7 @@ def config_of(shape: Shape, model: Path, n_iters: int, threads: int) -> dict[str
 
 def measure(shape: Shape, n_iters: int, threads: int, folder: Path) -> dict[str, Any]:
     """Runs it; medians of seconds by part, and their shares of an iteration."""
-    from rl4lms_like.config.run_config import parse_config
+    from rl4lms_like.config.load import parse_config
     from rl4lms_like.on_policy.assemble import assemble
     from rl4lms_like.on_policy.trainer import OnPolicyTrainer
     from rl4lms_like.tracking.base import Tracker

@@ -23,7 +23,7 @@ import torch
 from gymnasium import spaces
 
 from benchmarks.vllm_server import REQUIREMENTS, served
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.run import train_config

@@ -1,6 +1,4 @@
-"""Describe registered components: one line per id, one id in full, or all as a page of the documentation.
-
-python -m rl4lms_like.catalogue docs/catalogue.md      regenerates the page
+"""Describe registered components: one line per id, one id in full, or all as a page of the documentation's site.
 
 Reads tables and signatures, imports no torch.
 """
@@ -9,13 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import sys
 import textwrap
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from rl4lms_like.algorithms.arguments import without_effect
+from rl4lms_like.algorithms.rules import OF_CRITICS
 from rl4lms_like.config.binding import FILLED_IN, REGISTRIES, takes_shaping
 from rl4lms_like.config.run_config import SupervisedAlgConfig
 from rl4lms_like.rewards import EXPLAINED_FINDINGS, REWARDS
@@ -33,8 +29,6 @@ _OPENING = """\
 All components by id. A config gives the `id` of a component, and its arguments under `args`. `rl4lms-like list rewards`
 prints the tables, `rl4lms-like show meteor` prints one entry. Your own component needs no id, only its import path:
 `my_project.rewards:Short` ([extend](extend/reward.md)).
-
-<!-- This page is generated: python -m rl4lms_like.catalogue docs/catalogue.md -->
 """
 
 _KEYS_IN_ROW = 4
@@ -118,7 +112,8 @@ def text_and_excluded(registry: Registry, id: str) -> tuple[str, Collection[str]
     """Return a component's docstring without sections, and its parameters that a config cannot set."""
     # The arguments are those of a dataclass, whose docstring does not describe the component.
     if registry.entry(id).arguments is not None:
-        return "", without_effect(registry.signature(id))
+        needs_critic = getattr(registry.signature(id), "needs_critic", True)
+        return "", () if needs_critic else (*OF_CRITICS, "gae_lambda", "gae_length_alpha")
     return without_sections(inspect.getdoc(registry.signature(id)) or ""), FILLED_IN.get(registry.kind, ())
 
 
@@ -264,7 +259,3 @@ def _anchor(heading: str) -> str:
 def _escaped(text: str) -> str:
     """Escape the character that separates the cells of a table."""
     return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,16 @@ from stable_baselines3.common.utils import get_device
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import OBJECTIVES
-from rl4lms_like.config.run_config import (
-    AnyConfig,
-    PreferenceConfig,
-    RunConfig,
-    TokenizerConfig,
-    load_config,
-    parse_config,
-)
+from rl4lms_like.config.load import load_config
+from rl4lms_like.config.rules import reads_run_reward
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
+from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.offline.assemble_supervised import NO_LIMIT, max_prompt_length, token_limit
-from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments, engine_issues
+from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
@@ -33,11 +31,12 @@ from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.system.disk import refuse_links_to_folders, saving
-from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
+from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
-from rl4lms_like.training.components import build_components
-from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
+from rl4lms_like.training.components import Components, build_components
+from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_tokenizer,
@@ -47,8 +46,8 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
 )
-from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
-from rl4lms_like.training.resuming.resume import own_config
+from rl4lms_like.training.run_reward import RunReward, connect, is_run_reward, reports_run_reward
+from rl4lms_like.training.saved_model import find_saved_model, saved_with_model
 
 
 def evaluate_run(
@@ -105,13 +104,14 @@ def evaluate_run(
         files = RunFolder(folder)
 
     # A run's folder may come from another user. A config that the caller names is the caller's own.
+    reports_reward = reports_run_reward(config)
     if config_path is None:
-        blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
-        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", blocks)
-    components = build_components(config, with_reward=False)
+        blocks = ["tokenizer", "datapool", "alg", "train_evaluation", *["reward_fn"] * reports_reward]
+        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {run_or_model}", tuple(blocks))
+    components = components_to_evaluate(config)
 
     # The tokenizer that was saved with the model. Another config than that of its run may name another chat template.
-    tokenizer_config = _saved_with_model(config, model)
+    tokenizer_config = saved_with_model(config.tokenizer, model)
     if config_path is not None:
         tokenizer_config = replace(tokenizer_config, chat_template=config.tokenizer.chat_template)
     tokenizer = build_tokenizer(tokenizer_config)
@@ -130,14 +130,8 @@ def evaluate_run(
         seed=seed,
         engine=engine,
     )
-    result = evaluate_on_samples(
-        responder,
-        samples,
-        components.metrics,
-        split_name=split,
-        post_processor=components.post_processor,
-    )
 
+    result = evaluate_split(config, responder, components, samples, split)
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
         files.log_predictions(0, split, result.predictions)
@@ -145,6 +139,75 @@ def evaluate_run(
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")
     return result.scores
+
+
+def evaluate_split(
+    config: AnyConfig, responder: Responder, components: Components, samples: Sequence[Sample], split: str
+) -> Evaluation:
+    """Return the evaluation of a model on samples of a split, with the run's own reward if it is among the metrics.
+
+    Args:
+        config: config of the run.
+        responder: the model.
+        components: those of the config, or others.
+        samples: with rendered prompts.
+        split: name of the split.
+
+    Raises:
+        ComponentError: the post-processor, a metric or the reward failed.
+    """
+    # The reward as in the run's evaluations: by workers if it has them, and within its time limit.
+    scorer = None
+    if any(map(is_run_reward, components.metrics)):
+        assert isinstance(config, RunConfig)
+        layout = _reward_layout(config, responder)
+        scorer = EpisodeScorer(components.reward_fn, layout, config.env.reward_workers, config.env.reward_timeout)
+        connect(components.metrics, RunReward(scorer, layout, batch_size=config.env.n_envs))
+
+    try:
+        return evaluate_on_samples(
+            responder,
+            samples,
+            components.metrics,
+            split_name=split,
+            post_processor=components.post_processor,
+        )
+    finally:
+        if scorer is not None:
+            scorer.close()
+
+
+def components_to_evaluate(config: AnyConfig) -> Components:
+    """Return the components of an evaluation; without the run's reward if only the default asks for it, and it fails.
+
+    Raises:
+        RL4LMsLikeError: as `build_components`.
+    """
+    if not reports_run_reward(config):
+        return build_components(config, with_reward=False)
+    try:
+        return build_components(config)
+    except RL4LMsLikeError as error:
+        is_selected = isinstance(config, RunConfig) and reads_run_reward(config)
+        if config.train_evaluation.metrics or is_selected:
+            raise
+        # Not on standard output, which has the scores.
+        print(f"the run's own reward is not reported: {error}", file=sys.stderr)
+        return build_components(config, with_reward=False)
+
+
+def _reward_layout(config: RunConfig, responder: Responder) -> TextLayout:
+    """Return the layout of the observations that the reward of an evaluation reads, as in the run's environment."""
+    model_config = responder.model.model.config
+    is_encoder_decoder = bool(model_config.is_encoder_decoder)
+    return TextLayout(
+        responder.tokenizer,
+        max_prompt_length=responder.max_prompt_length,
+        max_context_length=response_length(config, model_config),
+        context_start_token=config.env.args.get("context_start_token") if is_encoder_decoder else None,
+        prompt_truncation_side=responder.model.prompt_truncation_side,
+        is_encoder_decoder=is_encoder_decoder,
+    )
 
 
 def generate_texts(
@@ -181,10 +244,11 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     silence_libraries()
-    config, run_model = _run_of(Path(model))
+    saved = find_saved_model(Path(model))
+    config = None if saved is None else saved.config
     if config is not None:
         refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
-    name = run_model or _model_name(model)
+    name = _model_name(model) if saved is None else str(saved.folder)
 
     # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
     arguments = _policy_arguments(config).get("generation_kwargs")
@@ -197,7 +261,7 @@ def generate_texts(
         arguments["top_k"] = top_k
 
     # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
-    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(_saved_with_model(config, name))
+    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(saved_with_model(config.tokenizer, name))
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
 
     responder = responder_of(
@@ -254,58 +318,6 @@ def decoding_arguments(
     return arguments
 
 
-def _run_of(folder: Path) -> tuple[AnyConfig | None, str | None]:
-    """Return config and model for the folder of a run or of one of its models (`best` or a checkpoint), else None.
-
-    Raises:
-        RL4LMsLikeError: the run has not saved a model.
-    """
-    if not folder.is_dir():
-        return None, None
-
-    # run/        run/best        run/checkpoints/iteration_00020
-    for run_folder in (folder, folder.parent, folder.parent.parent):
-        try:
-            content = own_config(run_folder)
-        except CheckpointError:
-            continue
-
-        # Any model's folder has a `config.json`, too: only that of a run has this block.
-        if "train_evaluation" not in content:
-            continue
-        model = _model_of(run_folder) if folder == run_folder else folder
-        if _is_model(model):
-            return parse_config(content, source=str(run_folder / "config.json"), components=False), str(model)
-    return None, None
-
-
-def _model_of(run_folder: Path) -> Path:
-    """Return the folder of a run's model; of an unfinished run, that of its best or its newest model."""
-    if _is_model(run_folder / "model"):
-        return run_folder / "model"
-
-    saved = [run_folder / "best", *reversed(all_in(run_folder / FOLDER))]
-    model = next((model for model in saved if _is_model(model)), None)
-    if model is None:
-        where = "neither in model/ nor in best/ or checkpoints/"
-        why = "it ended before it saved one, or has train_evaluation.save_model: false"
-        raise RL4LMsLikeError(f"the run {run_folder} has no model, {where}: {why}")
-
-    # Not on standard output, which has the texts and scores.
-    print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
-    return model
-
-
-def _saved_with_model(config: AnyConfig, model: str) -> TokenizerConfig:
-    """Return the `tokenizer` block of a run for the tokenizer that was saved with its model."""
-    # A chat template from a file was saved with the model, so that the file itself is no longer needed.
-    return replace(config.tokenizer, model_name=model, chat_template=bool(config.tokenizer.chat_template))
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
-
-
 def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
     """Return the arguments of a run's policy; for a supervised run, those with which a policy generates alike."""
     if config is None:
@@ -330,8 +342,9 @@ def _max_prompt_length(config: AnyConfig, tokenizer: Any, model_config: Any) -> 
 
 def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) -> tuple[AnyConfig, str]:
     """Return the config that describes an evaluation, and the folder or hub id of the model."""
-    run_config, run_model = _run_of(Path(run_or_model))
-    model = run_model or _model_name(run_or_model)
+    saved = find_saved_model(Path(run_or_model))
+    run_config = None if saved is None else saved.config
+    model = _model_name(run_or_model) if saved is None else str(saved.folder)
     config = load_config(config_path, data=False) if config_path else run_config
 
     # A reward model has a head for a score in place of one for tokens.
@@ -423,10 +436,14 @@ def _policy_with(
     engine: Mapping[str, Any], policy_args: Mapping[str, Any], device: torch.device
 ) -> LMActorCriticPolicy | None:
     """Return a policy without critic and reference for an external engine; None if the model itself generates."""
-    arguments = PolicyArguments.known_in(policy_args)
+    # A maskable policy requires `top_mask`, others do not accept it.
+    block = MaskablePolicyArguments if "top_mask" in policy_args else PolicyArguments
+    names = {field.name for field in fields(block)}
+    known = {name: value for name, value in policy_args.items() if name in names}
+    arguments = checked_block(block, {**known, "engine": engine}, "the engine")
+
     model_config = load_model_config(arguments)
-    is_causal = auto_class_of(model_config) is AutoModelForCausalLM
-    issues = engine_issues({**policy_args, "engine": engine}, is_causal=is_causal)
+    issues = list(arguments.family_issues(is_causal=auto_class_of(model_config) is AutoModelForCausalLM))
     if issues:
         raise ConfigError(issues, "the engine")
     if engine["id"] == OWN_ENGINE:

@@ -19,12 +19,11 @@ from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
-from rl4lms_like.config.notices import Notice
 from rl4lms_like.config.run_config import DistributedConfig
 from rl4lms_like.offline.pipeline import VISIBLE, ModelRun, load_pipeline
 from rl4lms_like.offline.pipeline_file import Pipeline
 from rl4lms_like.system.disk import reason, refuse_links_to_folders, with_home
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError, require_extra
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, Notice, RL4LMsLikeError, require_extra
 from rl4lms_like.system.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import CHECKPOINTS, CONFIG_FILE, FINISHED_FILE, numbered
 
@@ -175,6 +174,7 @@ def _train(run: ModelRun, pipeline: Pipeline, results: Path, *, resume: bool, ra
             project_name=results.name,
             experiment_name=(run_folder or first_folder).name,
             log_to_wandb="wandb" in services,
+            log_to_trackio="trackio" in services,
             wandb_project=pipeline.wandb.project_name,
             tensorboard_log=tensorboard_log,
             quiet=pipeline.logging.log_level in ("warning", "error", "critical"),

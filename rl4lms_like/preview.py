@@ -15,7 +15,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.config import settings
 from rl4lms_like.config.binding import build_component, with_defaults
-from rl4lms_like.config.notices import learning_rate_notice
+from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import AnyConfig, OfflineConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.observation import TextLayout
@@ -25,6 +25,7 @@ from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.estimates.memory import estimate_memory, gibibytes
+from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
 from rl4lms_like.on_policy.assemble import build_sampler
@@ -36,7 +37,7 @@ from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.system.secrets import with_values
-from rl4lms_like.training.components import Components, build_components, chat_lines, check_references, data_lines
+from rl4lms_like.training.components import Components, build_components, chat_lines, check_samples, data_lines
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
@@ -148,7 +149,7 @@ def _data(
     if isinstance(config, RunConfig) and config.datapool.sampler is not None:
         build_sampler(config.datapool.sampler, samples["train"])
     if components is not None:
-        check_references(config, components, samples)
+        check_samples(config, components, samples)
     if models is not None:
         settings.check_prompts(samples, models.tokenizer, models.config)
 
@@ -276,7 +277,8 @@ def _memory(config: RunConfig) -> str:
     except ModelError as error:
         return f"no estimate: {error}\n"
 
-    rows = [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
+    rows = [("trainable parameters", estimate.parameters)]
+    rows += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows.append(("peak of the update", gibibytes(estimate.update)))
     rows.append(("peak of the rollout", gibibytes(estimate.rollout)))
     # Split weights: the number of processes is only known when `torchrun` starts them.
@@ -286,7 +288,7 @@ def _memory(config: RunConfig) -> str:
 
     # Whether a learning rate is large depends on the size of the model, which is known here for the first time.
     section = _table(rows) + estimate.verdict + "\n"
-    notice = learning_rate_notice(config.to_dict(), estimate.n_parameters)
+    notice = learning_rate_notice(config, estimate.n_parameters)
     return f"{section}{notice}\n" if notice else section
 
 
@@ -312,6 +314,22 @@ def _rollouts(config: RunConfig, models: _Models | None) -> list[tuple[str, str]
 def _table(rows: list[tuple[str, str]]) -> str:
     width = max(len(name) for name, _ in rows)
     return "".join(f"{name:<{width}}  {value}\n" for name, value in rows)
+
+
+def time_section(config: AnyConfig) -> str:
+    """Return the section on the time of an iteration, which is measured: models are loaded, and the reward is called.
+
+    Raises:
+        ConfigError: it is no RL run, or it would send texts to a server.
+        RL4LMsLikeError: the run cannot be built, or it fails.
+    """
+    if not isinstance(config, RunConfig):
+        raise ConfigError([ConfigIssue("--time", "only RL runs have iterations")], "the command line")
+    is_external = (config.alg.policy.args.get("engine") or {}).get("id", "transformers") != "transformers"
+    if is_external or _is_remote({"id": config.reward_fn.id, "args": config.reward_fn.args}):
+        message = "the run sends texts to a server, which a check does not"
+        raise ConfigError([ConfigIssue("--time", message)], "the command line")
+    return "# time\n" + _table(measure_iteration(config).lines())
 
 
 def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 
 STEPS = {"gpt2": 1600, "t5": 2400}
 """Optimizer steps of the supervised warm start."""

@@ -1,8 +1,7 @@
-"""Train a run from a YAML file to its results folder: used by `rl4lms-like train` and the training script.
+"""Train a run from its config to its results folder: used by `Run` and by the commands.
 
-    train           YAML file ─ load_config ─┐
-    train_config    config ──────────────────┴─ an unfinished run of it? ─┐
-    resume          run folder ─ its config, its newest checkpoint ───────┴─ _train ─ objects, folder, trainer, report
+    train_config    config ─ an unfinished run of it? ─────────────┐
+    resume          run folder ─ its config, its newest checkpoint ┴─ _train ─ objects, folder, trainer, report
 
     deterministic: true     operations without a deterministic implementation are an error; no cuDNN benchmarking
     environment.json        software versions, processor and threads of a run; one entry for each change
@@ -12,12 +11,11 @@ On the CPUs of one machine, runs are bitwise reproducible without the key too; d
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
@@ -25,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig, load_config
+from rl4lms_like.config.load import load_config
+from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.system.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
@@ -55,55 +54,10 @@ class Destinations:
     experiment_name: str
     entity_name: str | None = None
     log_to_wandb: bool = False
+    log_to_trackio: bool = False
     quiet: bool = False
     tensorboard_log: str | Path | None = None
     wandb_project: str | None = None
-
-
-def train(
-    config_path: str | Path,
-    *,
-    project_name: str = "rl4lm_exps",
-    experiment_name: str = "rl4lm_experiment",
-    entity_name: str | None = None,
-    base_path_to_store_results: str | Path = ".",
-    log_to_wandb: bool = False,
-    overrides: Sequence[str] = (),
-    replay: str | Path | None = None,
-    new: bool = False,
-) -> Path:
-    """Train a model as configured in a YAML file; after an interruption, the same call resumes the run.
-
-    Args:
-        config_path: the YAML file.
-        project_name: second folder of the results.
-        experiment_name: third folder; if it holds another run, or a finished one, `<experiment_name>_2` is used.
-        entity_name: of Weights & Biases.
-        base_path_to_store_results: first folder.
-        log_to_wandb: log to Weights & Biases.
-        overrides: `train_evaluation.n_iters=200`, applied in order.
-        replay: value of `train_evaluation.replay`; default: the config's.
-        new: start a new run in any case.
-
-    Returns:
-        The run folder.
-
-    Raises:
-        RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
-    """
-    # Values of overrides are parsed as YAML. The quotes of JSON keep a path such as `0123` or `runs: old` a text.
-    if replay is not None:
-        overrides = [*overrides, f"train_evaluation.replay={json.dumps(str(replay))}"]
-
-    return train_config(
-        load_config(config_path, overrides),
-        project_name=project_name,
-        experiment_name=experiment_name,
-        entity_name=entity_name,
-        base_path_to_store_results=base_path_to_store_results,
-        log_to_wandb=log_to_wandb,
-        new=new,
-    )
 
 
 def train_config(
@@ -114,15 +68,38 @@ def train_config(
     entity_name: str | None = None,
     base_path_to_store_results: str | Path = ".",
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
     tensorboard_log: str | Path | None = None,
     wandb_project: str | None = None,
     new: bool = False,
     ranks: Ranks | None = None,
+    on_folder: Callable[[Path], None] | None = None,
+    keep_last_state: bool = False,
 ) -> Path:
-    """Train a model as configured in `config`; see `train`, and `Tracker` for `quiet` and the arguments after it.
+    """Train a model as configured in `config`; after an interruption, the same call resumes the run.
 
-    `ranks` are the processes that train together, if the caller has connected them already.
+    Args:
+        config: config of the run.
+        project_name: second folder of the results.
+        experiment_name: third folder; if it holds another run, or a finished one, `<experiment_name>_2` is used.
+        entity_name: of Weights & Biases.
+        base_path_to_store_results: first folder.
+        log_to_wandb: log to Weights & Biases.
+        log_to_trackio: log to Trackio.
+        quiet: print only warnings.
+        tensorboard_log: folder for TensorBoard's files.
+        wandb_project: project of Weights & Biases; default: `project_name`.
+        new: start a new run in any case.
+        ranks: the processes that train together, if the caller has connected them already.
+        on_folder: called with the run folder once it is known, before the training.
+        keep_last_state: keep the state of an RL run after its last iteration, to continue it to more iterations.
+
+    Returns:
+        The run folder.
+
+    Raises:
+        RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
     """
     from rl4lms_like.on_policy.replay import with_replay
     from rl4lms_like.training.resuming.resume import find_unfinished, with_template_date
@@ -171,32 +148,54 @@ def train_config(
             experiment_name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
             tensorboard_log=tensorboard_log,
             wandb_project=wandb_project,
         )
         stack.enter_context(deterministic_operations(config.deterministic))
-        return _train(config, destinations, resumed, ranks=ranks, messages=messages)
+        return _train(
+            config,
+            destinations,
+            resumed,
+            ranks=ranks,
+            messages=messages,
+            on_folder=on_folder,
+            keep_last_state=keep_last_state,
+        )
 
 
 def resume(
     path: str | Path,
     *,
     overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    accepted: Collection[str] = (),
     entity_name: str | None = None,
     log_to_wandb: bool = False,
+    log_to_trackio: bool = False,
     quiet: bool = False,
+    tensorboard_log: str | Path | None = None,
+    wandb_project: str | None = None,
     trust_remote_code: bool = False,
+    keep_last_state: bool = False,
 ) -> Path:
-    """Resume a run that ended early, from its newest checkpoint or a given one.
+    """Resume a run that ended early or is to become longer, from its newest checkpoint or a given one.
 
     Args:
         path: the run's folder, or one of its checkpoints.
         overrides: `train_evaluation.n_iters=200`, applied in order.
+        values: config path -> value that replaces that of the run, such as a function of this process.
+        accepted: config paths, of keys or blocks, whose values may differ from those of the run, although that affects
+            its results; the run folder lists the changes.
         entity_name: of Weights & Biases.
-        log_to_wandb: as for `train`.
+        log_to_wandb: as for `train_config`.
+        log_to_trackio: as for `train_config`.
         quiet: print only warnings.
+        tensorboard_log: as for `train_config`.
+        wandb_project: as for `train_config`.
         trust_remote_code: allow code that comes with models to run, if the config in the run's folder requests it.
+        keep_last_state: as for `train_config`.
 
     Returns:
         The run folder.
@@ -217,7 +216,7 @@ def resume(
         if is_main_process():  # the others only read
             lock = hold_run(path)
             stack.callback(lock.release)
-        resumed = resumption(path, overrides)
+        resumed = resumption(path, overrides, values=values, accepted=accepted)
 
         # The config is a file of the run's folder, which may be of another user: no code is trusted because of it.
         blocks = resumed.config.to_dict()
@@ -231,13 +230,17 @@ def resume(
             folder.name,
             entity_name=entity_name,
             log_to_wandb=log_to_wandb,
+            log_to_trackio=log_to_trackio,
             quiet=quiet,
+            tensorboard_log=tensorboard_log,
+            wandb_project=wandb_project,
         )
 
         ranks = stack.enter_context(process_ranks(resumed.config.distributed.timeout))
         stack.enter_context(deterministic_operations(resumed.config.deterministic))
+        config = with_replay(resumed.config)
         resumed = replace(resumed, lock=lock)
-        return _train(with_replay(resumed.config), destinations, resumed, ranks=ranks)
+        return _train(config, destinations, resumed, ranks=ranks, keep_last_state=keep_last_state)
 
 
 def _train(
@@ -247,17 +250,21 @@ def _train(
     *,
     ranks: Ranks,
     messages: Sequence[str] = (),
+    on_folder: Callable[[Path], None] | None = None,
+    keep_last_state: bool = False,
 ) -> Path:
     """Train a new run, or continue the unfinished run that is to be resumed; return its folder."""
     from stable_baselines3.common.utils import get_device
 
     from rl4lms_like.estimates.memory import explaining
     from rl4lms_like.tracking.base import SilentTracker, Tracker
+    from rl4lms_like.training.model_card import write_model_card
+    from rl4lms_like.training.resuming.accepted_changes import record_changes
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
     with explaining(config):
-        make_trainer, close = _assembled(config, ranks)
+        make_trainer, close = _assembled(config, ranks, keep_last_state=keep_last_state)
 
     tensorboard_log = destinations.tensorboard_log
     if isinstance(config, RunConfig):  # Stable-Baselines3's algorithms have this argument
@@ -268,6 +275,9 @@ def _train(
 
     def open_tracker() -> Path:
         nonlocal tracker
+        # Before `config.json` has the new values: if the process is killed in between, the run still has the old ones.
+        if resumed is not None and resumed.checkpoint is not None:
+            record_changes(resumed.run_folder, resumed.changes)
         tracker = Tracker(
             base_path_to_store_results=destinations.base,
             run_config=config.to_dict(),
@@ -275,6 +285,7 @@ def _train(
             experiment_name=destinations.experiment_name,
             entity_name=destinations.entity_name,
             wandb_log=destinations.log_to_wandb,
+            trackio_log=destinations.log_to_trackio,
             tensorboard_log=tensorboard_log,
             wandb_project=destinations.wandb_project,
             quiet=destinations.quiet,
@@ -289,6 +300,8 @@ def _train(
         run_path = ranks.from_main(open_tracker)
         if tracker is None:
             tracker = SilentTracker(run_path, config.to_dict())
+        if on_folder is not None:
+            on_folder(run_path)
 
         with tracker:
             # With a checkpoint, the trainer cuts the files to their sizes at the checkpoint. Without one the run
@@ -296,7 +309,8 @@ def _train(
             checkpoint = None if resumed is None else resumed.checkpoint
             if resumed is not None and checkpoint is None:
                 tracker.cut_files({})
-            for message in [*messages, *config.notices]:
+            changes = () if resumed is None else resumed.changes
+            for message in [*messages, *(f"accepted change: {change}" for change in changes), *config.notices]:
                 tracker.log_info(str(message))
             tracker.log_environment(environment(get_device(config.device)))
 
@@ -308,7 +322,12 @@ def _train(
             finally:
                 if ranks.is_main:
                     _write_report(tracker)
+            if ranks.is_main:
+                write_model_card(tracker.run_path)
             tracker.finish()
+
+        # The other processes may read the folder as soon as they return, so they wait for the main one.
+        ranks.from_main(lambda: None)
     finally:
         close()
     return run_path
@@ -324,14 +343,17 @@ def _write_report(tracker: Tracker) -> None:
         logger.warning("the report could not be written: %s", error)
 
 
-def _assembled(config: AnyConfig, ranks: Ranks) -> tuple[Callable[..., Any], Callable[[], None]]:
+def _assembled(
+    config: AnyConfig, ranks: Ranks, *, keep_last_state: bool
+) -> tuple[Callable[..., Any], Callable[[], None]]:
     """Build the objects of a run; return a function that creates its trainer and one that closes the objects."""
     if isinstance(config, RunConfig):
         from rl4lms_like.on_policy.assemble import assemble
         from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 
         run = assemble(config, ranks)
-        return partial(OnPolicyTrainer, run), run.env.close  # the environment may have worker processes
+        # The environment may have worker processes.
+        return partial(OnPolicyTrainer, run, keep_last_state=keep_last_state), run.env.close
 
     from rl4lms_like.offline.assemble_preferences import assemble_preferences
     from rl4lms_like.offline.assemble_supervised import assemble_supervised

@@ -20,6 +20,10 @@ import pytest
 
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.metrics.run_reward import EpisodeRewards
+from rl4lms_like.metrics.synthetic import DateInText
+from rl4lms_like.rewards.sentiment import SentimentReward
+from rl4lms_like.system.functions import NamedFunction
 from rl4lms_like.testing.checkers import SAMPLES
 from tests.judge_server import JudgeServer
 from tests.local_data import LOCAL_DATA
@@ -176,6 +180,12 @@ def share_of_vowels(*, prompts, responses, references, meta_infos, vowels):
     return [sum(character in vowels for character in text) / max(len(text), 1) for text in responses]
 
 
+def rewards_of_a_run(generated):
+    """What the run's own reward pays, in place of a run."""
+    lengths = [float(len(item.text)) for item in generated]
+    return EpisodeRewards(lengths, {"length": lengths})
+
+
 def _summaries(places: Places) -> list[Sample]:
     return places.samples("cnn_daily_mail", prompt_prefix="Summarize: ")
 
@@ -240,6 +250,7 @@ REWARDS: dict[str, Row] = {
     "soft_overlong": Row({"max_length": 20, "cache": 10}),
     "repetition_penalty": Row({"ngram_size": 2}),
     "python": Row({"function": "tests.catalogue:share_of_vowels", "kwargs": {"vowels": "aeiou"}}),
+    "object": Row({"object": NamedFunction(SentimentReward())}),
     "http": Row(lambda places: {"url": places.server(), "batch_size": 5}),
     "llm_judge": _JUDGE,
 }
@@ -250,6 +261,9 @@ REWARDS_NOT_HERE: dict[str, Row] = {
 }
 
 METRICS: dict[str, Row] = {
+    "reward": Row(),
+    "python": Row({"function": "tests.catalogue:share_of_vowels", "kwargs": {"vowels": "aeiou"}}),
+    "object": Row({"object": NamedFunction(DateInText())}),
     "increasing_numbers": Row({"min_tokens": 4}),
     "dates": Row(),
     "sentiment": Row(),

@@ -1,21 +1,48 @@
-"""The page of the catalogue is made from the registries, and says what they say."""
+"""The page of the catalogue is made from the registries, says what they say, and is a page of the site."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from rl4lms_like.catalogue import page
 from rl4lms_like.cli import main
 from rl4lms_like.config.binding import REGISTRIES
 from rl4lms_like.metrics import METRICS
+from scripts.docs.catalogue_page import PAGE
 from tests.conftest import REPOSITORY
 
 
-def test_the_page_in_the_documentation_is_the_one_that_is_made_today():
-    made, written = page(), (REPOSITORY / "docs/catalogue.md").read_text(encoding="utf-8")
-    assert written == made, "run: python -m rl4lms_like.catalogue docs/catalogue.md"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """A site of one page, with the hooks and extensions of the documentation's site."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "docs").mkdir()
+    (folder / "docs/index.md").write_text("[Catalogue](catalogue.md)\n")
+    folders = {"docs_dir": str(folder / "docs"), "site_dir": str(folder / "site")}
+    build(load_config(str(REPOSITORY / "mkdocs.yml"), **folders, nav=None, theme="mkdocs", plugins=[]))
+    return folder / "site"
+
+
+def test_the_site_has_the_page_though_no_file_has_it(site):
+    assert not (REPOSITORY / "docs" / PAGE).exists()
+    assert 'href="catalogue/"' in (site / "index.html").read_text(encoding="utf-8")
+    html = (site / "catalogue/index.html").read_text(encoding="utf-8")
+    for registry in REGISTRIES.values():
+        for id in registry:
+            assert f">{id} ({registry.kind})<" in html
+
+
+def test_the_links_of_the_page_lead_to_its_headings(site):
+    html = (site / "catalogue/index.html").read_text(encoding="utf-8")
+    headings = set(re.findall(r'<h[1-6] id="([^"]+)"', html))
+    linked = set(re.findall(r'<td><a href="#([^"]+)"', html))
+    assert len(linked) == sum(len(registry.ids()) for registry in REGISTRIES.values())
+    assert linked <= headings
 
 
 def test_every_id_has_a_row_and_an_entry_that_the_row_leads_to():

@@ -217,7 +217,7 @@ def test_a_config_is_needed_once(config):
 
 
 def test_train_takes_the_flags_of_rl4lms(calls):
-    made = calls("rl4lms_like.run", train=None)
+    made = calls("rl4lms_like.python_api.python_run", train=None)
     assert main(["train", "--config_path", "c.yml", "--experiment_name", "e", "--log_to_wandb", "--set", "seed=3"]) == 0
     assert main(["train", "c.yml"]) == 0
     expected = {
@@ -226,6 +226,7 @@ def test_train_takes_the_flags_of_rl4lms(calls):
         "entity_name": None,
         "base_path_to_store_results": ".",
         "log_to_wandb": True,
+        "log_to_trackio": False,
         "overrides": ["seed=3"],
         "replay": None,
         "new": False,
@@ -341,7 +342,7 @@ def test_report_prints_where_it_is(calls, capsys, tmp_path):
 
 
 def test_an_error_of_the_library_is_a_message_and_status_1(calls, capsys):
-    calls("rl4lms_like.run", train=RewardError("Short failed on a batch of 3"))
+    calls("rl4lms_like.python_api.python_run", train=RewardError("Short failed on a batch of 3"))
     assert main(["train", "c.yml"]) == 1
     assert capsys.readouterr().err == "Short failed on a batch of 3\n"
     assert main(["train", "c.yml", "--traceback"]) == 1
@@ -356,7 +357,7 @@ def test_an_error_of_ours_is_shown_in_full(monkeypatch):
 
 
 def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, capsys):
-    calls("rl4lms_like.run", train=ZeroDivisionError("of a library"))
+    calls("rl4lms_like.python_api.python_run", train=ZeroDivisionError("of a library"))
     assert main(["train", "c.yml"]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first == "ZeroDivisionError: of a library" and "--traceback" in second and "log.txt" in second
@@ -373,7 +374,7 @@ def test_an_error_of_a_library_is_named_without_its_way_through_the_code(calls, 
     ids=["full disk", "pipe of another process"],
 )
 def test_what_the_system_refuses_is_no_success(error, message, calls, capsys):
-    calls("rl4lms_like.run", train=error)
+    calls("rl4lms_like.python_api.python_run", train=error)
     assert main(["train", "c.yml"]) == 1
     assert message in capsys.readouterr().err
 
@@ -396,7 +397,7 @@ def test_output_that_cannot_be_written_is_one_error_without_a_log_that_does_not_
 
 
 def test_an_interruption_is_status_130(calls, capsys):
-    calls("rl4lms_like.run", train=KeyboardInterrupt())
+    calls("rl4lms_like.python_api.python_run", train=KeyboardInterrupt())
     assert main(["train", "c.yml"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

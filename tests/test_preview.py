@@ -5,13 +5,16 @@ import shutil
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.cli import main
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import response_length
+from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.on_policy import assemble as training_assemble
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.preview import preview
+from rl4lms_like.preview import preview, time_section
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
 from rl4lms_like.training.inputs import load_model_config
 from tests.config_errors import raises_at
@@ -257,3 +260,30 @@ def test_a_best_metric_that_cannot_be_computed_is_told_by_check(is_there, tiny_g
         return
     with raises_at("alg.training_args.metric_for_best_model"):
         list(preview(parse_config(blocks)))
+
+
+# --- the time of an iteration ----------------------------------------------------------------------------------------
+
+
+def test_the_time_of_an_iteration_is_measured_on_one_batch(tiny_config, tmp_path, capsys):
+    tiny_config["alg"]["args"] = {"n_episodes": 12, "minibatch_episodes": 4, "n_epochs": 2}
+    measured = measure_iteration(parse_config(tiny_config))
+    assert measured.batches == 3, "12 episodes in batches of 4"
+    assert 4 <= measured.tokens <= 4 * 8
+    assert measured.iteration_s == pytest.approx(3 * (measured.rollout_s + measured.update_s))
+    assert min(measured.rollout_s, measured.update_s) > 0
+
+    file = tmp_path / "run.yml"
+    file.write_text(dump_yaml(tiny_config))
+    assert main(["check", str(file), "--time"]) == 0
+    out = capsys.readouterr().out
+    assert "# time" in out and "per iteration" in out
+    assert not (tmp_path / "rl4lm_exps").exists()
+
+
+def test_the_time_of_what_calls_a_server_or_has_no_iterations_is_not_measured(tiny_config):
+    tiny_config["reward_fn"] = {"id": "http", "args": {"url": "http://127.0.0.1:1"}}
+    with raises_at("--time"):
+        time_section(parse_config(tiny_config))
+    with raises_at("--time"):
+        time_section(parse_config(supervised_blocks()))

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from rl4lms_like import quickstart
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 
 SMALL = [
     "env.n_envs=8",

@@ -1,18 +1,21 @@
-"""Dataclasses for `alg.args`; names and defaults follow Stable-Baselines3. This module does not import torch."""
+"""Dataclasses for `alg.args`; names and defaults follow Stable-Baselines3. This module does not import torch.
+
+A rule about the arguments alone is the method `issues` of their class. Those that also read the policy or the KL are in
+`algorithms.rules`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from annotated_types import Gt, Interval
 
 from rl4lms_like.core.kl_estimators import Placement
-from rl4lms_like.policies.arguments import generates_ahead
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
+from rl4lms_like.system.schema import Block
 
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
 NO_CORRECTION: Correction = "none"
@@ -41,7 +44,7 @@ class CriticPretraining:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyArguments:
+class OnPolicyArguments(Block):
     """Arguments of all on-policy algorithms.
 
     Args:
@@ -49,8 +52,11 @@ class OnPolicyArguments:
         critic_learning_rate: learning rate of the critic (with `critic: shared`, of its head); default: ten times
             `learning_rate`.
         learning_rate_schedule: `constant`, or a `linear` or `cosine` decay to 0 over the run.
+        warmup_iterations: number of iterations at the start in which the learning rates rise linearly to those of the
+            schedule; the first one has 1 / (warmup_iterations + 1) of it.
         n_steps: size of a rollout in tokens, divided by `n_envs`: whole episodes are collected until there are at least
             `n_steps * n_envs` tokens.
+        n_episodes: size of a rollout in episodes of all processes, in place of `n_steps`; a multiple of `n_envs`.
         group_size: number of responses to each prompt; they are generated together. It must divide `n_envs`.
         gamma: discount factor.
         gae_lambda: lambda of generalized advantage estimation (arXiv 1506.02438).
@@ -99,6 +105,8 @@ class OnPolicyArguments:
     """True if the loss compares two responses by their log-ratios to the reference."""
     needs_teacher: ClassVar[bool] = False
     """True if the reference of the KL is another model, from which the policy learns (`teacher_model`)."""
+    IN_EPISODES: ClassVar[dict[str, str]] = {"n_episodes": "n_steps", "minibatch_episodes": "batch_size"}
+    """Size in episodes -> the size in tokens that it replaces, whose default then does not apply."""
 
     # Options that only some algorithms have, with the values that turn them off. Without annotations they are no
     # fields: `alg.args` has them only if the class of the algorithm's arguments declares them.
@@ -109,11 +117,14 @@ class OnPolicyArguments:
     dynamic_sampling = cast("int | None", None)
     first_token_temperature = cast("float | None", None)
     length_sorted_minibatches = False
+    minibatch_episodes = cast("int | None", None)
 
     learning_rate: Positive
     critic_learning_rate: Positive | None = None
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_iterations: Whole = 0
     n_steps: Count
+    n_episodes: Count | None = None
     group_size: Count = 1
     gamma: Fraction = 0.99
     gae_lambda: Fraction = 0.95
@@ -135,29 +146,28 @@ class OnPolicyArguments:
     sde_sample_freq: Literal[-1] = -1
     create_eval_env: bool = False
 
-    @classmethod
-    def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
-    ) -> list[ConfigIssue]:
-        """Return errors for an algorithm's own arguments that contradict each other.
+    def issues(self) -> Iterator[ConfigIssue]:
+        for in_episodes, in_tokens in self.IN_EPISODES.items():
+            if getattr(self, in_episodes) is None:
+                continue
+            if in_tokens in self.given and getattr(self, in_tokens) is not None:
+                yield ConfigIssue(in_episodes, f"{in_tokens} sets the same size, in tokens; remove one of them")
 
-        Args:
-            values: all arguments, with defaults.
-            given: those of the config, or keyword arguments from Python.
-            policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-        """
-        return []
+        minibatch = self.minibatch_episodes
+        if minibatch is None:
+            return
+        if self.n_episodes is not None and minibatch > self.n_episodes:
+            message = f"{minibatch} is more than a rollout has (n_episodes: {self.n_episodes})"
+            yield ConfigIssue("minibatch_episodes", message)
+
+        # Responses to one prompt are packed together, so that a minibatch computes the prompt once.
+        if minibatch % self.group_size:
+            message = f"must be a multiple of group_size, {self.group_size}; got {minibatch}"
+            yield ConfigIssue("minibatch_episodes", message)
 
 
 CORRECTION_RANGES = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "sequence_mask": (0.5, 2.0)}
 """Default limits of the importance weights."""
-PROBABILITIES = "needs the probabilities of single samples: set do_sample: true and no beams"
-
-
-def is_greedy(policy_arguments: Mapping[str, Any]) -> bool:
-    """Return whether rollouts are not sampled token by token."""
-    generation_kwargs = policy_arguments.get("generation_kwargs") or {}
-    return not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,25 +186,12 @@ class CorrectedArguments(OnPolicyArguments):
     importance_correction: Correction = "none"
     correction_range: tuple[NonNegative, Positive] | None = None
 
-    @classmethod
-    def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
-    ) -> list[ConfigIssue]:
-        """Return errors for limits without a correction or without 1, and for a correction without probabilities."""
-        is_ahead = generates_ahead(policy_arguments)
-        limits, corrects = values["correction_range"], is_ahead or values["importance_correction"] != "none"
-        issues = super().conflicts(values, given, policy_arguments)
-        if limits is not None and not corrects:
-            issues.append(ConfigIssue("correction_range", "has no effect without importance_correction"))
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        limits = self.correction_range
         if limits is not None and not limits[0] <= 1 <= limits[1]:
             message = f"must contain 1, the weight of tokens of the same policy; got {limits}"
-            issues.append(ConfigIssue("correction_range", message))
-        if corrects and is_greedy(policy_arguments):
-            issues.append(ConfigIssue("importance_correction", PROBABILITIES))
-        if is_ahead and given.get("importance_correction") == "none":
-            message = "none leaves rollouts of older weights (engine: {ahead: 1}) uncorrected; remove it for tis"
-            issues.append(ConfigIssue("importance_correction", message))
-        return issues
+            yield ConfigIssue("correction_range", message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +200,7 @@ class PPOArguments(CorrectedArguments):
 
     Args:
         batch_size: approximate number of tokens per minibatch; it is filled with whole episodes.
+        minibatch_episodes: number of episodes per minibatch, in place of `batch_size`; a multiple of `group_size`.
         n_epochs: number of passes over a rollout in each update.
         critic_epochs: number of passes of the critic; default: `n_epochs`. Passes after `n_epochs` train only the
             critic.
@@ -229,6 +227,7 @@ class PPOArguments(CorrectedArguments):
     learning_rate: Positive = 1e-5
     n_steps: Count = 2048
     batch_size: Count = 64
+    minibatch_episodes: Count | None = None
     n_epochs: Count = 10
     critic_epochs: Count | None = None
     clip_range: Positive = 0.2
@@ -242,6 +241,22 @@ class PPOArguments(CorrectedArguments):
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
     loss_aggregation: Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"] | None = None
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        band = self.ratio_band
+        if band is not None and not band[0] < 1 < band[1]:
+            yield ConfigIssue("ratio_band", f"must contain 1, the ratio in the first minibatch; got {list(band)}")
+
+        # Compared with the defaults of the class: those of VAPO clip, and a band may be added to them.
+        defaults = type(self)
+        if band is not None:
+            message = "has no effect with ratio_band, which replaces clipping; remove one of them"
+            for key in ("clip_range", "clip_range_high", "dual_clip"):
+                if getattr(self, key) not in (None, getattr(defaults, key)):
+                    yield ConfigIssue(key, message)
+        if self.nll_threshold != defaults.nll_threshold and not self.nll_coef:
+            yield ConfigIssue("nll_threshold", "has no effect with nll_coef: 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +326,8 @@ class TRPOArguments(OnPolicyArguments):
         critic_learning_rate: learning rate of the critic; replaces `learning_rate`.
         batch_size: approximate number of tokens per minibatch of the critic's updates; it is filled with whole
             episodes.
+        minibatch_episodes: number of episodes per minibatch of the critic's updates, in place of `batch_size`; a
+            multiple of `group_size`.
         ent_coef: weight of an entropy bonus in the surrogate objective.
         vf_coef: factor of the critic's loss.
         max_grad_norm: maximum norm of the critic's gradient. null does not clip.
@@ -336,6 +353,7 @@ class TRPOArguments(OnPolicyArguments):
     learning_rate: Positive = 1e-4
     n_steps: Count = 2048
     batch_size: Count = 128
+    minibatch_episodes: Count | None = None
     vf_coef: NonNegative = 1.0
     max_grad_norm: Positive | None = None
     normalize_advantage: bool = True
@@ -346,186 +364,3 @@ class TRPOArguments(OnPolicyArguments):
     line_search_max_iter: Count = 10
     n_critic_updates: Count = 10
     sub_sampling_factor: Count = 1
-
-
-_OF_CRITICS = (
-    "critic_learning_rate",
-    "bootstrap_truncated",
-    "vf_coef",
-    "value_gae_lambda",
-    "critic_pretrain",
-    "critic_only_iterations",
-    "critic_epochs",
-)
-"""Arguments without effect if the algorithm has no critic."""
-
-
-def without_effect(algorithm: Any) -> tuple[str, ...]:
-    """Return the arguments that are errors if they are set for an algorithm, given the class of its arguments."""
-    if getattr(algorithm, "needs_critic", True):
-        return ()
-    return (*_OF_CRITICS, "gae_lambda", "gae_length_alpha")
-
-
-def value_issues(algorithm: Any, given: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return errors for critic arguments that are given to an algorithm without a critic.
-
-    Args:
-        algorithm: class of its arguments.
-        given: the `alg.args` block, or keyword arguments from Python.
-        id: name of the algorithm in messages.
-    """
-    if getattr(algorithm, "needs_critic", True):
-        return []
-    return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in _OF_CRITICS if given.get(key)]
-
-
-def critic_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return errors in a policy's `critic` for an algorithm.
-
-    Args:
-        algorithm: class of its arguments; a class without `needs_critic` counts as one that needs a critic.
-        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-        id: name of the algorithm in messages.
-    """
-    needs, critic = getattr(algorithm, "needs_critic", True), policy_arguments.get("critic")
-    patterns = policy_arguments.get("critic_frozen") or []
-    if needs and patterns and critic == "shared":
-        return [ConfigIssue("critic_frozen", "is for a separate critic; set critic to 'separate', or remove it")]
-    for index, pattern in enumerate(patterns if isinstance(patterns, list) else ()):
-        try:
-            re.compile(str(pattern))
-        except re.error as error:
-            return [ConfigIssue(f"critic_frozen.{index}", f"{pattern!r} is not a regular expression: {error}")]
-    if needs and critic == "none":
-        return [
-            ConfigIssue("critic", f"{id} learns values: choose separate or shared, or an algorithm without a critic")
-        ]
-    if needs:
-        return []
-    keys = [
-        key
-        for key in ("critic", "critic_model", "critic_device", "critic_frozen")
-        if policy_arguments.get(key) not in (None, "none", [])
-    ]
-    return [ConfigIssue(key, f"{id} learns no values (no critic); remove it") for key in keys]
-
-
-def teacher_issues(algorithm: Any, policy_arguments: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return errors in a policy's `teacher_model` and `reference_model` for an algorithm.
-
-    Args:
-        algorithm: class of its arguments; a class without `needs_teacher` counts as one that needs no teacher.
-        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-        id: name of the algorithm in messages.
-    """
-    keys = ("teacher_model", "reference_model", "model_name")
-    teacher, reference, model = (policy_arguments.get(key) for key in keys)
-    if not getattr(algorithm, "needs_teacher", False):
-        message = f"{id} has no teacher: use opd, or reference_model for the model of the KL penalty"
-        return [] if teacher is None else [ConfigIssue("teacher_model", message)]
-    issues = []
-    if teacher is None:
-        issues.append(ConfigIssue("teacher_model", f"{id} learns from a teacher: set its hub id or folder"))
-    elif teacher == model:
-        issues.append(ConfigIssue("teacher_model", "is the model that is trained, from which it has nothing to learn"))
-    if reference is not None:
-        issues.append(ConfigIssue("reference_model", f"{id} measures the KL to teacher_model; remove it"))
-    return issues
-
-
-def combination_issues(
-    algorithm: Any, given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
-) -> list[ConfigIssue]:
-    """Return errors for arguments that contradict each other; their paths are relative to `alg.args`.
-
-    Args:
-        algorithm: class of the arguments.
-        given: the `alg.args` block, or keyword arguments from Python.
-        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-    """
-    defaults = {name: getattr(algorithm, name, None) for name in getattr(algorithm, "__dataclass_fields__", ())}
-    values = defaults | dict(given if isinstance(given, Mapping) else {})
-    issues = []
-    if values.get("critic_pretrain") is not None and policy_arguments.get("critic") == "shared":
-        message = "needs critic: separate; a shared critic has no weights of its own to save. Set it to null"
-        issues.append(ConfigIssue("critic_pretrain", message))
-    band: Any = values.get("ratio_band")
-    is_band = isinstance(band, Sequence) and [type(limit) in (int, float) for limit in band] == [True, True]
-    if is_band and not band[0] < 1 < band[1]:
-        issues.append(ConfigIssue("ratio_band", f"must contain 1, the ratio in the first minibatch; got {list(band)}"))
-    if band is not None:
-        message = "has no effect with ratio_band, which replaces clipping; remove one of them"
-        issues += [
-            ConfigIssue(key, message)
-            for key in ("clip_range", "clip_range_high", "dual_clip")
-            if values.get(key) not in (None, defaults.get(key))
-        ]
-    if isinstance(algorithm, type) and issubclass(algorithm, OnPolicyArguments):
-        issues += algorithm.conflicts(values, given, policy_arguments)
-    if values.get("nll_threshold") != defaults.get("nll_threshold") and not values.get("nll_coef"):
-        issues.append(ConfigIssue("nll_threshold", "has no effect with nll_coef: 0"))
-    return issues
-
-
-def kl_issues(algorithm: Any, given: Mapping[str, Any], kl: Mapping[str, Any], id: str) -> list[ConfigIssue]:
-    """Return errors for a KL penalty that does not fit an algorithm; their paths are relative to `alg.kl_div`.
-
-    Args:
-        algorithm: class of the algorithm's arguments.
-        given: the `alg.args` block, or keyword arguments from Python.
-        kl: `coeff`, `placement` and `norm_reward`.
-        id: name of the algorithm in messages.
-    """
-    issues = []
-    if kl.get("placement") in ("advantage", "loss") and not getattr(algorithm, "kl_in_loss", False):
-        message = f"the loss of {id} has no KL penalty: use reward, or a critic-free algorithm such as grpo"
-        issues.append(ConfigIssue("placement", message))
-    learns_reward = given.get("task_reward", getattr(algorithm, "task_reward", True))
-    if kl.get("coeff") == 0 and (not learns_reward or getattr(algorithm, "needs_reference", False)):
-        usual = getattr(algorithm, "kl_coeff", 1.0)
-        issues.append(ConfigIssue("coeff", f"0 leaves {id} without the KL that it needs: use {usual:g}"))
-    if getattr(algorithm, "is_pairwise", False):
-        message = f"has no effect: the loss of {id} has the log-ratios to the reference themselves; remove it"
-        without = {"placement": "loss", "estimator": "k3", "norm_reward": False}
-        others = [key for key, value in without.items() if kl.get(key) not in (None, value)]
-        # the default of the estimator depends on the placement
-        issues += [ConfigIssue(key, message) for key in others if key != "estimator" or "placement" not in others]
-    if not learns_reward:
-        message = "has no effect with alg.args.task_reward: false, where rewards are only logged"
-        if kl.get("placement") == "reward":
-            issues.append(ConfigIssue("placement", f"reward {message}; use advantage or loss"))
-        if kl.get("norm_reward"):
-            issues.append(ConfigIssue("norm_reward", message))
-    if given.get("reference_update_iterations") is not None and kl.get("coeff") == 0:
-        issues.append(ConfigIssue("coeff", "0 loads no reference model, which reference_update_iterations updates"))
-    if given.get("scale", getattr(algorithm, "scale", None)) == "mean":
-        message = "makes rewards that are not 0 or 1, which scale: mean requires"
-        if kl.get("placement") == "reward" and kl.get("coeff"):
-            issues.append(ConfigIssue("placement", f"reward {message}; use loss"))
-        if kl.get("norm_reward"):
-            issues.append(ConfigIssue("norm_reward", message))
-    return issues
-
-
-def without_second_derivatives(policy_arguments: Mapping[str, Any]) -> list[ConfigIssue]:
-    """Return errors for policy arguments that `trpo` does not support, since it needs second derivatives.
-
-    Args:
-        policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-
-    Returns:
-        Errors with paths relative to the block.
-    """
-    issues = []
-    attention = policy_arguments.get("attn_implementation")
-    if attention not in (None, "eager"):
-        message = f"{attention!r} has no second derivatives, which trpo needs; leave it out, or use eager"
-        issues.append(ConfigIssue("attn_implementation", message))
-    if policy_arguments.get("compile"):
-        message = "compiled networks have no second derivatives, which trpo needs; leave it out"
-        issues.append(ConfigIssue("compile", message))
-    if policy_arguments.get("dropout"):
-        message = "with dropout, trpo's trust region would measure noise; leave it out"
-        issues.append(ConfigIssue("dropout", message))
-    return issues

@@ -26,35 +26,31 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import (
-    CORRECTION_RANGES,
-    CriticPretraining,
-    OnPolicyArguments,
-    combination_issues,
-    critic_issues,
-    kl_issues,
-    teacher_issues,
-    value_issues,
-)
+from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms.arguments import CORRECTION_RANGES, CriticPretraining, OnPolicyArguments
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
+from rl4lms_like.algorithms.rules import RULES, Algorithm
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.episodes import PassLimits, own_batches
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies.arguments import shared_arguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.sharding import whole
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
-from rl4lms_like.rollouts.kl import KLController
+from rl4lms_like.rollouts.kl import KLConfig, KLController
 from rl4lms_like.rollouts.progress import Logged, UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.text_rollouts import TextRollouts
-from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.system.schema import broken_rules, read_block
 
 RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
 """Distance from 1 above which the first probability ratio of an update causes a warning.
@@ -111,7 +107,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     n_epochs: int = 1
     """Number of passes of the policy over a rollout."""
     batch_size: int | None = None
-    """Approximate number of tokens of a minibatch; None = the whole rollout."""
+    """Approximate number of tokens of a minibatch; None = the whole rollout. `minibatch_episodes` replaces it."""
     target_kl: float | None = None
     """An update ends when the KL to the policy of its rollout exceeds 1.5 times this; None = it never ends early.
 
@@ -139,12 +135,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         _init_setup_model: bool = True,
         **arguments: Any,
     ) -> None:
-        if isinstance(arguments.get("critic_pretrain"), Mapping):
-            arguments["critic_pretrain"] = CriticPretraining(**arguments["critic_pretrain"])
-        self.arguments = self.arguments_class(**arguments)
+        refuse_names_of_elsewhere(type(self).__name__, arguments, self.arguments_class.__dataclass_fields__, "alg.args")
         policy_kwargs = dict(policy_kwargs or {})
-        self._check_arguments(arguments, policy_kwargs, kl_controller, norm_reward, is_loaded=not _init_setup_model)
-
+        kl = kl_controller.config(norm_reward) if kl_controller else KLConfig(coeff=0.0, norm_reward=norm_reward)
+        # A loaded algorithm gets its policy and its KL from its file.
+        self.arguments = self._checked_arguments(arguments, policy_kwargs, kl if _init_setup_model else None)
         options = self.arguments
         self._n_updates = 0
         self.n_iterations = 0
@@ -186,6 +181,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             norm_reward=norm_reward,
             bootstrap_truncated=arguments.bootstrap_truncated,
             score_batch_size=arguments.micro_batch_size,  # a scoring pass needs less memory than an update's
+            n_episodes=arguments.n_episodes,
             group_size=arguments.group_size,
             dynamic_sampling=arguments.dynamic_sampling,
             first_token_temperature=arguments.first_token_temperature,
@@ -195,31 +191,41 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             gae_length_alpha=arguments.gae_length_alpha,
         )
 
-    def _check_arguments(
-        self,
-        arguments: Mapping[str, Any],
-        policy_kwargs: Mapping[str, Any],
-        kl_controller: KLController | None,
-        norm_reward: bool,
-        *,
-        is_loaded: bool,
-    ) -> None:
-        """Raise a `ConfigError` with all issues of the arguments.
+    def _checked_arguments(
+        self, arguments: Mapping[str, Any], policy_kwargs: Mapping[str, Any], kl: KLConfig | None
+    ) -> OnPolicyArguments:
+        """Return the arguments after the checks of a config, with its messages.
 
-        The controller of the KL is unknown here if the algorithm `is_loaded`: `load` restores it later.
+        Args:
+            arguments: keyword arguments.
+            policy_kwargs: arguments of the policy, which checks the values of its own itself.
+            kl: the KL penalty; None for a loaded algorithm, whose policy is unknown too.
+
+        Raises:
+            ConfigError: lists all errors.
         """
-        name = type(self).__name__
-        issues = critic_issues(self.arguments, policy_kwargs, name) + value_issues(self.arguments, arguments, name)
-        issues += combination_issues(self.arguments_class, arguments, policy_kwargs)
-        issues += teacher_issues(self.arguments_class, policy_kwargs, name)
+        options, issues = read_block(self.arguments_class, arguments)
+        blocks: dict[str, Any] = {}
+        if options is not None:
+            issues = list(options.issues())
+            id = ALGORITHMS.id_of(type(self)) or type(self).__name__
+            blocks["alg"] = Algorithm(id, options, vars(options))
 
-        if not is_loaded:
-            kl: dict[str, Any] = {"coeff": 0.0, "norm_reward": norm_reward}
-            if kl_controller is not None:
-                kl |= {"coeff": kl_controller.coeff, "placement": kl_controller.placement}
-            issues += kl_issues(self.arguments_class, arguments, kl, name)
-        if issues:
-            raise ConfigError(issues, source="arguments and policy_kwargs")
+        if kl is not None:
+            blocks["kl_div"] = kl
+            policy, policy_issues = shared_arguments(policy_kwargs)
+            issues += [issue.below("policy_kwargs") for issue in policy_issues]
+            if policy is not None:
+                blocks["policy"] = policy
+
+        # Rules have the paths of a config; here, these are keyword arguments.
+        names = {"args.": "", "policy.args.": "policy_kwargs.", "kl_div.": "kl_controller."}
+        for issue in broken_rules(RULES, blocks):
+            prefix = next(prefix for prefix in names if issue.path.startswith(prefix))
+            issues.append(ConfigIssue(names[prefix] + issue.path.removeprefix(prefix), issue.message))
+        if issues or options is None:
+            raise ConfigError(issues, source=f"the arguments of {type(self).__name__}")
+        return options
 
     def policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the algorithm's defaults for policy arguments; those in `policy_kwargs` take precedence."""
@@ -241,7 +247,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         n_passes = max(n_epochs, self._critic_epochs)
 
         with self._update_context() as progress:
-            for epoch, minibatch in progress.remaining(buffer, n_passes, self.batch_size):
+            minibatches = progress.remaining(buffer, n_passes, self.batch_size, self.arguments.minibatch_episodes)
+            for epoch, minibatch in minibatches:
                 # After the policy's epochs, the critic is trained alone.
                 if epoch > n_epochs:
                     self._finish_minibatch(self.critic_step(minibatch))
@@ -605,7 +612,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         n_steps = 0
         for _ in range(settings.n_epochs):
-            for minibatch in buffer.get(self.batch_size):
+            for minibatch in buffer.get(self.batch_size, self.arguments.minibatch_episodes):
                 self.critic_step(minibatch)
                 n_steps += 1
         self.policy.optimizer.zero_grad()
@@ -629,9 +636,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def training_state(self) -> dict[str, Any]:
         """Return the state that all algorithms have, and the numbers of skipped steps; the policy has the weights."""
-        state = {**super().training_state(), "left_out": self.guard.state_dict()}
-        if self.arguments.critic_only_iterations:
-            state["n_iterations"] = self.n_iterations
+        state = {**super().training_state(), "left_out": self.guard.state_dict(), "n_iterations": self.n_iterations}
         if self.pretraining is not None:
             state["critic_pretraining"] = self.pretraining.state_dict()
         return state
@@ -647,8 +652,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     # --- learning rates and log -------------------------------------------------------------------------------------
 
     def _update_learning_rate(self, optimizers: Any) -> None:
-        """Set the learning rates as Stable-Baselines3 does, with a separate rate for the critic."""
+        """Set the learning rates as Stable-Baselines3 does, with warmup and a separate rate for the critic."""
         learning_rate = self.lr_schedule(self._current_progress_remaining)
+        warmup_iterations = self.arguments.warmup_iterations
+        if self.n_iterations < warmup_iterations:
+            learning_rate *= (self.n_iterations + 1) / (warmup_iterations + 1)
         self.logger.record("train/learning_rate", learning_rate)
         for group in optimizers.param_groups:
             group["lr"] = learning_rate * (self.critic_factor if group["role"] == "critic" else 1.0)

@@ -8,13 +8,13 @@ This module does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Gt, Interval
 
-from rl4lms_like.algorithms.arguments import PROBABILITIES, CorrectedArguments, is_greedy
+from rl4lms_like.algorithms.arguments import CorrectedArguments
 from rl4lms_like.algorithms.preference_arguments import Swapped
 from rl4lms_like.core.kl_estimators import Placement
 from rl4lms_like.system.errors import ConfigIssue
@@ -28,8 +28,6 @@ AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 EPS = 1e-4
 """Added to standard deviations of rewards."""
-_OF_REWARDS = ("dynamic_sampling", "overlong_buffer")
-"""Arguments that use the rewards, if they are not null."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +38,7 @@ class CriticFreeArguments(CorrectedArguments):
         gamma: discount factor of the rewards after a token, with `baseline: none`; otherwise 1.
         batch_size: approximate number of tokens per minibatch; it is filled with whole episodes. null uses the whole
             rollout.
+        minibatch_episodes: number of episodes per minibatch, in place of `batch_size`; a multiple of `group_size`.
         n_epochs: number of passes over a rollout in each update.
         group_size: number of responses to each prompt, which are compared with each other. It must divide `n_envs`.
         task_reward: learn from the rewards. If false, they are only logged, and the KL to the reference (`alg.kl_div`)
@@ -64,7 +63,8 @@ class CriticFreeArguments(CorrectedArguments):
             tokens (`seq_mean_token_mean`), or over responses of the sum over tokens, divided by the length of the
             longest possible response (`seq_mean_token_sum_norm`).
         dynamic_sampling: leave out groups whose rewards are all equal, and generate further ones until the rollout is
-            full, at most this many times its tokens (DAPO, arXiv 2503.14476, uses 10). null keeps all groups.
+            full, at most this many times its tokens, or with `n_episodes` its episodes (DAPO, arXiv 2503.14476, uses
+            10). null keeps all groups.
         overlong_buffer: fraction of the longest possible response over which a penalty for long responses grows from 0
             to 1; null has no penalty. Groups are left out by their rewards without it.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
@@ -88,6 +88,7 @@ class CriticFreeArguments(CorrectedArguments):
     gae_lambda: Fraction = 1.0
     max_grad_norm: Positive | None = 1.0
     batch_size: Count | None = 1024
+    minibatch_episodes: Count | None = None
     n_epochs: Count = 1
     group_size: Count = 8
     task_reward: bool = True
@@ -115,7 +116,9 @@ class CriticFreeArguments(CorrectedArguments):
 
     def formula(self) -> list[str]:
         """Return the advantage and the loss with the values of these arguments, line by line."""
-        low, high = 1 - self.clip_range, 1 + self.clip_high
+        reference = "teacher" if self.needs_teacher else "reference"
+
+        # The advantage of a response, or of a token.
         difference = {
             "mean": "R - mean(R of the group)",
             "leave_one_out": "R - mean(R of the others in the group)",
@@ -129,29 +132,22 @@ class CriticFreeArguments(CorrectedArguments):
             "whiten": f"whitened over the tokens of the rollout: {difference}",
             "none": difference,
         }[self.scale]
-        clipped = {
-            "clip": f"-min(r A, clip(r, {low:g}, {high:g}) A)",
-            "geometric": f"-A exp(mean over the response of log r, limited to {-self.clip_range:g} (A < 0) or "
-            f"{self.clip_high:g} (A > 0))",
-            "cispo": f"-stop_gradient(min(r, {high:g})) A log pi",
-            "cpgd": f"-min(A log r, A clip(log r, log {low:g}, log {high:g}))",
-        }[self.surrogate]
-        reference = "teacher" if self.needs_teacher else "reference"
         advantage = advantage if self.task_reward else ""
         if self.kl_placement == "advantage":
             advantage = f"{advantage} - kl_div.coeff * k1(pi_old, {reference}) of the token".strip()
-        parts = [clipped]
-        if self.dual_clip is not None:
-            parts[0] += f", at most {self.dual_clip:g} |A| where A < 0"
+
+        # The terms of a token's loss, and how they are averaged.
+        terms = [self._surrogate_formula()]
         if self.drift_coef:
-            parts.append(f"{self.drift_coef:g} (r - 1 - log r)")
+            terms.append(f"{self.drift_coef:g} (r - 1 - log r)")
         if self.kl_placement == "loss":
-            parts.append(f"kl_div.coeff * {self.kl_estimator}(pi, {reference})")
+            terms.append(f"kl_div.coeff * {self.kl_estimator}(pi, {reference})")
         mean = {
             "token_mean": "mean over tokens",
             "seq_mean_token_mean": "mean over responses of the mean over tokens",
             "seq_mean_token_sum_norm": "mean over responses of the sum over tokens / longest possible response",
         }[self.loss_aggregation]
+
         reward = "R: reward" + (" - kl_div.coeff * k1(pi, reference)" if self.kl_placement == "reward" else "")
         if self.overlong_buffer is not None:
             reward += f", penalty of up to 1 in the last {self.overlong_buffer:.0%} of the longest possible response"
@@ -159,94 +155,90 @@ class CriticFreeArguments(CorrectedArguments):
         lines = [
             f"{self.group_size} response{'s' * (self.group_size > 1)} per prompt; {reward}",
             f"A = {advantage}",
-            f"loss = {mean} of {' + '.join(parts)}",
+            f"loss = {mean} of {' + '.join(terms)}",
             f"r = pi / pi_old of each {ratio}",
         ]
         if self.dynamic_sampling is not None:
             lines.append(f"groups with equal rewards are replaced, at most {self.dynamic_sampling} times the rollout")
         return lines
 
-    @classmethod
-    def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
-    ) -> list[ConfigIssue]:
-        """Return errors for building blocks that contradict each other; their paths are relative to `alg.args`.
+    def _surrogate_formula(self) -> str:
+        low = 1 - self.clip_range
+        high = 1 + self.clip_high
+        mean_log_ratio = "mean over the response of log r"
+        formula = {
+            "clip": f"-min(r A, clip(r, {low:g}, {high:g}) A)",
+            "geometric": f"-A exp({mean_log_ratio}, limited to {-self.clip_range:g} (A < 0) or {self.clip_high:g} "
+            "(A > 0))",
+            "cispo": f"-stop_gradient(min(r, {high:g})) A log pi",
+            "cpgd": f"-min(A log r, A clip(log r, log {low:g}, log {high:g}))",
+        }[self.surrogate]
+        return formula if self.dual_clip is None else f"{formula}, at most {self.dual_clip:g} |A| where A < 0"
 
-        Args:
-            values: all arguments, with defaults.
-            given: those of the config, or keyword arguments from Python.
-            policy_arguments: the `alg.policy.args` block, or `policy_kwargs` from Python.
-        """
-        size, baseline, scale, surrogate = (values[key] for key in ("group_size", "baseline", "scale", "surrogate"))
-        updates_reference = values["reference_update_iterations"] is not None
-        learns_reward = values["task_reward"]
-        unused = "has no effect with task_reward: false, where rewards are only logged"
-        other = f"has no effect with surrogate: {surrogate}"
-        wrong = (
-            (
-                "group_size",
-                learns_reward and size == 1 and (baseline != "none" or scale in ("group", "batch", "mean")),
-                "1 leaves nothing to compare with; use 2 or more, or baseline: none with scale: whiten or none",
-            ),
-            (
-                "scale",
-                size > 1 and baseline == "none" and scale in ("group", "batch", "mean"),
-                f"{scale} divides differences from the group's mean; with baseline: none use whiten or none",
-            ),
-            (
-                "dynamic_sampling",
-                size == 1 and values["dynamic_sampling"] is not None,
-                "compares the rewards of a group, which has one response with group_size: 1",
-            ),
-            (
-                "gamma",
-                baseline != "none" and values["gamma"] != 1,
-                "has no effect: with a baseline, all tokens of a response have the same advantage",
-            ),
-            *((key, not learns_reward and values[key] != getattr(cls, key), unused) for key in ("baseline", "scale")),
-            *((key, not learns_reward and values[key] is not None, unused) for key in _OF_REWARDS),
-            ("gae_lambda", values["gae_lambda"] != 1, "has no effect without a critic; remove it"),
-            ("gae_length_alpha", given.get("gae_length_alpha") is not None, "has no effect without a critic"),
-            (
-                "overlong_buffer",
-                scale == "mean" and values["overlong_buffer"] is not None,
-                "makes rewards that are not 0 or 1, which scale: mean requires; set it to null",
-            ),
-            ("ratio_level", surrogate != "clip" and values["ratio_level"] != "token", other),
-            ("dual_clip", surrogate != "clip" and values["dual_clip"] is not None, other),
-            (
-                "clip_range",
-                surrogate == "cispo" and given.get("clip_range") is not None,
-                f"{other} (clip_range_high has)",
-            ),
-            (
-                "clip_range",
-                surrogate == "cpgd" and values["clip_range"] >= 1,
-                "must be below 1 with surrogate: cpgd, which takes the log of 1 - clip_range",
-            ),
-            (
-                "reference_update_iterations",
-                updates_reference and policy_arguments.get("peft") is not None,
-                "cannot be used with peft, whose reference is the base model of the adapters",
-            ),
-            (
-                "reference_update_iterations",
-                updates_reference and cls.needs_teacher,
-                "would change the teacher, which stays as it is; remove it",
-            ),
-            (
-                "reference_mixing",
-                given.get("reference_mixing") is not None and not updates_reference,
-                "has no effect without reference_update_iterations",
-            ),
-            (
-                "first_token_temperature",
-                values["first_token_temperature"] is not None and is_greedy(policy_arguments),
-                PROBABILITIES,
-            ),
-        )
-        issues = [ConfigIssue(key, message) for key, is_wrong, message in wrong if is_wrong]
-        return issues + super().conflicts(values, given, policy_arguments)
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from self._advantage_issues()
+        yield from self._discount_issues()
+        yield from self._surrogate_issues()
+
+        # What is only logged cannot be shaped.
+        if not self.task_reward:
+            message = "has no effect with task_reward: false, where rewards are only logged"
+            for key in ("baseline", "scale"):
+                if getattr(self, key) != getattr(type(self), key):
+                    yield ConfigIssue(key, message)
+            for key in ("dynamic_sampling", "overlong_buffer"):
+                if getattr(self, key) is not None:
+                    yield ConfigIssue(key, message)
+
+        # The reference of the KL can follow the policy, a teacher cannot.
+        if self.reference_update_iterations is not None and self.needs_teacher:
+            message = "would change the teacher, which stays as it is; remove it"
+            yield ConfigIssue("reference_update_iterations", message)
+        if "reference_mixing" in self.given and self.reference_update_iterations is None:
+            yield ConfigIssue("reference_mixing", "has no effect without reference_update_iterations")
+        yield from super().issues()
+
+    def _advantage_issues(self) -> Iterator[ConfigIssue]:
+        # A group of one response has neither a mean to compare with nor a standard deviation.
+        divides_by_group = self.scale in ("group", "batch", "mean")
+        if self.group_size == 1 and self.task_reward and (self.baseline != "none" or divides_by_group):
+            message = "1 leaves nothing to compare with; use 2 or more, or baseline: none with scale: whiten or none"
+            yield ConfigIssue("group_size", message)
+        if self.group_size == 1 and self.dynamic_sampling is not None:
+            message = "compares the rewards of a group, which has one response with group_size: 1"
+            yield ConfigIssue("dynamic_sampling", message)
+        if self.group_size > 1 and self.baseline == "none" and divides_by_group:
+            message = f"{self.scale} divides differences from the group's mean; with baseline: none use whiten or none"
+            yield ConfigIssue("scale", message)
+
+        # `scale: mean` divides by a success rate: the mean of rewards that are 0 or 1.
+        if self.scale == "mean" and self.overlong_buffer is not None:
+            message = "makes rewards that are not 0 or 1, which scale: mean requires; set it to null"
+            yield ConfigIssue("overlong_buffer", message)
+
+    def _discount_issues(self) -> Iterator[ConfigIssue]:
+        # Discounting is for the rewards after a token; lambda is for values.
+        if self.baseline != "none" and self.gamma != 1:
+            message = "has no effect: with a baseline, all tokens of a response have the same advantage"
+            yield ConfigIssue("gamma", message)
+        if self.gae_lambda != 1:
+            yield ConfigIssue("gae_lambda", "has no effect without a critic; remove it")
+        if self.gae_length_alpha is not None:
+            yield ConfigIssue("gae_length_alpha", "has no effect without a critic")
+
+    def _surrogate_issues(self) -> Iterator[ConfigIssue]:
+        message = f"has no effect with surrogate: {self.surrogate}"
+        if self.surrogate != "clip" and self.ratio_level != "token":
+            yield ConfigIssue("ratio_level", message)
+        if self.surrogate != "clip" and self.dual_clip is not None:
+            yield ConfigIssue("dual_clip", message)
+
+        # A weight of the log-prob is limited from above only. The default of `clip_range` is no setting.
+        if self.surrogate == "cispo" and "clip_range" in self.given:
+            yield ConfigIssue("clip_range", f"{message} (clip_range_high has)")
+        if self.surrogate == "cpgd" and self.clip_range >= 1:
+            message = "must be below 1 with surrogate: cpgd, which takes the log of 1 - clip_range"
+            yield ConfigIssue("clip_range", message)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,14 +409,17 @@ class OnlineDPOArguments(CriticFreeArguments):
 
     def formula(self) -> list[str]:
         """Return the loss with the values of these arguments, line by line."""
-        smoothed = f" - {self.label_smoothing:g} log sigmoid(-beta (l_best - l_worst))"
+        difference = "beta (l_best - l_worst)"
+        sigmoid = f"-log sigmoid({difference})"
+        if self.label_smoothing:
+            sigmoid = f"-{1 - self.label_smoothing:g} log sigmoid({difference})"
+            sigmoid += f" - {self.label_smoothing:g} log sigmoid(-{difference})"
         loss = {
-            "sigmoid": f"-{1 - self.label_smoothing:g} log sigmoid(beta (l_best - l_worst)){smoothed}"
-            if self.label_smoothing
-            else "-log sigmoid(beta (l_best - l_worst))",
+            "sigmoid": sigmoid,
             "ipo": "(l_best - l_worst - 1 / (2 beta))^2",
-            "hinge": "max(0, 1 - beta (l_best - l_worst))",
+            "hinge": f"max(0, 1 - {difference})",
         }[self.loss]
+
         lines = [
             f"best and worst of {self.group_size} responses to a prompt by their reward; equal rewards are no pair",
             f"loss = mean over the pairs of {loss}",
@@ -434,18 +429,17 @@ class OnlineDPOArguments(CriticFreeArguments):
             lines.append(f"groups with equal rewards are replaced, at most {self.dynamic_sampling} times the rollout")
         return lines
 
-    @classmethod
-    def conflicts(
-        cls, values: Mapping[str, Any], given: Mapping[str, Any], policy_arguments: Mapping[str, Any]
-    ) -> list[ConfigIssue]:
-        """Return errors for arguments without effect, and those of `CriticFreeArguments`."""
-        issues = [
-            ConfigIssue(key, "has no effect on pairs, which have no advantages; remove it")
-            for key in _WITHOUT_ADVANTAGES
-            if values[key] != getattr(cls, key)
-        ]
-        if values["label_smoothing"] and values["loss"] != "sigmoid":
-            issues.append(ConfigIssue("label_smoothing", f"has no effect with loss: {values['loss']}"))
-        known = {issue.path for issue in issues}
-        others = super().conflicts(values, given, policy_arguments)
-        return issues + [issue for issue in others if issue.path not in known]
+    def issues(self) -> Iterator[ConfigIssue]:
+        issues = []
+        for key in _WITHOUT_ADVANTAGES:
+            if getattr(self, key) != getattr(type(self), key):
+                issues.append(ConfigIssue(key, "has no effect on pairs, which have no advantages; remove it"))
+        if self.label_smoothing and self.loss != "sigmoid":
+            issues.append(ConfigIssue("label_smoothing", f"has no effect with loss: {self.loss}"))
+        yield from issues
+
+        # Rules about the values of those keys would say how to correct what is to be removed.
+        refused = {issue.path for issue in issues}
+        for issue in super().issues():
+            if issue.path not in refused:
+                yield issue

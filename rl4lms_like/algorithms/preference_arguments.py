@@ -5,6 +5,7 @@ A formula is written for one pair (for `kto`: for one response); the loss of a s
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from annotated_types import Ge, Lt
 
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.numbers import Count, NonNegative, Positive
+from rl4lms_like.system.schema import Block
 
 LOSS = "preference/loss"
 REWARDS = ("rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies")
@@ -27,7 +29,7 @@ Swapped = Annotated[float, Ge(0), Lt(0.5)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceArguments:
+class PreferenceArguments(Block):
     """Arguments of all objectives.
 
     Args:
@@ -46,10 +48,6 @@ class PreferenceArguments:
     """Keys of what is measured on the preferences of `val` and `test`."""
 
     dropout: bool | Literal["adapters"] = False
-
-    def conflicts(self) -> list[ConfigIssue]:
-        """Return errors for arguments that contradict each other."""
-        return []
 
     def formula(self) -> list[str]:
         """Return the loss with the values of these arguments, line by line."""
@@ -132,20 +130,22 @@ class DPOArguments(ReferenceArguments):
     label_smoothing: Swapped = 0.0
     sft_weight: NonNegative = 0.0
 
-    def conflicts(self) -> list[ConfigIssue]:
-        text = {"hinge": "has no effect with loss: hinge", "robust": "must be above 0 with loss: robust"}.get(self.loss)
-        is_wrong = bool(self.label_smoothing) == (self.loss == "hinge")
-        return [ConfigIssue("label_smoothing", text)] if text and is_wrong else []
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        if self.loss == "hinge" and self.label_smoothing:
+            yield ConfigIssue("label_smoothing", "has no effect with loss: hinge")
+        if self.loss == "robust" and not self.label_smoothing:
+            yield ConfigIssue("label_smoothing", "must be above 0 with loss: robust")
 
     def formula(self) -> list[str]:
-        e, beta = self.label_smoothing, f"{self.beta:g}"
+        e = self.label_smoothing
         loss = {
             "sigmoid": f"-{1 - e:g} log sigmoid(d) - {e:g} log sigmoid(-d)" if e else "-log sigmoid(d)",
             "robust": f"(-{1 - e:g} log sigmoid(d) + {e:g} log sigmoid(-d)) / {1 - 2 * e:g}",
             "hinge": "max(0, 1 - d)",
         }[self.loss]
         nll = f" + {self.sft_weight:g} (-mean log pi of the chosen response's tokens)" if self.sft_weight else ""
-        return [f"loss = {loss}{nll}", f"d = {beta} (l_chosen - l_rejected)", self._log_ratio()]
+        return [f"loss = {loss}{nll}", f"d = {self.beta:g} (l_chosen - l_rejected)", self._log_ratio()]
 
 
 @dataclass(frozen=True, kw_only=True)

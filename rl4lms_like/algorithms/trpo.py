@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl4lms_like.algorithms.arguments import TRPOArguments, without_second_derivatives
+from rl4lms_like.algorithms.arguments import TRPOArguments
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
 from rl4lms_like.core.losses import approximate_kl, surrogate, value_error
@@ -27,7 +27,6 @@ from rl4lms_like.core.seeding import SeedStream
 from rl4lms_like.core.token_scores import scores_of_logits
 from rl4lms_like.core.trust_region import Solution, backtracking, categorical_kl, conjugate_gradient, largest_step
 from rl4lms_like.rollouts.buffer import Minibatch
-from rl4lms_like.system.errors import ConfigError
 
 _STEP_NUMBERS = ("line_search_success", "step_size", "kl", "surrogate_gain")
 """Names of the logged numbers of a step of the policy."""
@@ -49,13 +48,8 @@ class TRPO(OnPolicyTextAlgorithm):
     arguments: TRPOArguments
     learns_off_policy = False  # its trust region and line search are means over episodes of the current policy
 
-    def __init__(
-        self, policy: Any, env: Any, *, policy_kwargs: Mapping[str, Any] | None = None, **arguments: Any
-    ) -> None:
-        issues = without_second_derivatives(policy_kwargs or {})
-        if issues:
-            raise ConfigError(issues, source="policy_kwargs")
-        super().__init__(policy, env, policy_kwargs=dict(policy_kwargs or {}), **arguments)
+    def __init__(self, policy: Any, env: Any, **arguments: Any) -> None:
+        super().__init__(policy, env, **arguments)
         self.batch_size = self.arguments.batch_size
 
     def policy_defaults(self, policy_kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,9 +95,9 @@ class TRPO(OnPolicyTextAlgorithm):
                 self._step_done()
 
             # The critic: gradient steps on minibatches, limited by no trust region.
-            for _, minibatch in progress.remaining(
-                self.rollout_buffer, self.arguments.n_critic_updates, self.batch_size
-            ):
+            n_passes = self.arguments.n_critic_updates
+            minibatch_episodes = self.arguments.minibatch_episodes
+            for _, minibatch in progress.remaining(self.rollout_buffer, n_passes, self.batch_size, minibatch_episodes):
                 self._finish_minibatch(self.critic_step(minibatch))
 
         self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout

@@ -28,7 +28,7 @@ from annotated_types import Interval
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from rl4lms_like.benchmarking.spec import Benchmark
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.system.disk import refuse_links_to_folders
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json, read_small

@@ -23,7 +23,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig
 from rl4lms_like.config.yaml_file import apply_values, read_yaml
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ConfigIssue

@@ -23,7 +23,8 @@ from typing import Any
 
 import rl4lms_like
 from rl4lms_like.benchmarking.jobs import JOB_FILE, JOB_LOCK, OUTPUT_FILE, Result, at_work, write_result
-from rl4lms_like.config.run_config import AnyConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig
 from rl4lms_like.system.disk import remove_path
 from rl4lms_like.system.errors import CheckpointError, ConfigError, RL4LMsLikeError
 from rl4lms_like.system.secrets import without_secrets

@@ -2,6 +2,7 @@
 
     train CONFIG           check CONFIG          quickstart
     evaluate RUN_OR_MODEL  generate MODEL TEXT   report RUN_FOLDER
+    merge RUN OUT          push RUN REPO
     list rewards           show ID
     benchmark SPEC         compare A B           rollouts RUN_FOLDER
     pairs CONFIG           env                   post-train --config FILE

@@ -15,6 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
     add_config(parser)
     parser.add_argument("--full", action="store_true", help="also print the config with all defaults")
+    parser.add_argument("--time", action="store_true", help="also load the models, and time an iteration")
     parser.add_argument("--reward", action="store_true", help="also audit the reward: call it with texts to exploit it")
     parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
     add_set(parser)
@@ -23,18 +24,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the summary of a config section by section, and the audit of its reward."""
-    from rl4lms_like.config.run_config import load_config
+    from rl4lms_like.config.load import load_config
 
     if options.remote and not options.reward:
         raise ConfigError([ConfigIssue("--remote", "it can be used only with --reward")], "the command line")
     config = load_config(options.config or options.config_path, options.overrides)
 
     # After the config, whose errors are shown without the seconds that this import takes: it loads torch.
-    from rl4lms_like.preview import preview, reward_audit
+    from rl4lms_like.preview import preview, reward_audit, time_section
 
     # Each section as soon as it is ready: the audit calls the reward, which may take long.
     for section in preview(config, full=options.full):
         show(section)
+    if options.time:
+        show(time_section(config))
     if options.reward:
         for section in reward_audit(config, remote=options.remote):
             show(section)

@@ -32,6 +32,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entity_name", help="account or team in Weights & Biases")
     parser.add_argument("--base_path_to_store_results", default=".", help="first part of the run path (.)")
     parser.add_argument("--log_to_wandb", action="store_true", help="log to Weights & Biases")
+    parser.add_argument("--log_to_trackio", action="store_true", help="log to Trackio")
     parser.add_argument("--new", action="store_true", help="start a new run even if one of this config can be resumed")
     add_set(parser)
     add_code(parser)
@@ -47,6 +48,39 @@ def add_set(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="override a config value, e.g. alg.args.learning_rate=1e-5; may be repeated",
     )
+
+
+def add_change(parser: argparse.ArgumentParser) -> None:
+    """Add `--change`, which changes what a resumed run computes."""
+    parser.add_argument(
+        "--change",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="changes",
+        help="with --resume: change a setting that affects results from here on; the run folder lists it",
+    )
+
+
+def changes_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of `--change` by config path."""
+    from rl4lms_like.config.yaml_file import parse_value
+
+    changes: dict[str, Any] = {}
+    issues = []
+    for change in options.changes:
+        path, equals, text = change.partition("=")
+        path = path.strip()
+        if not equals or not all(path.split(".")):
+            issues.append(ConfigIssue("--change", f"expected PATH=VALUE as in alg.args.gamma=1, got {change!r}"))
+            continue
+        try:
+            changes[path] = parse_value(text)
+        except ValueError as error:
+            issues.append(ConfigIssue(f"--change {path}", str(error)))
+    if issues:
+        raise ConfigError(issues, "the command line")
+    return changes
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:

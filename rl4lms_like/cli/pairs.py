@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Write pairs of sampled responses, and print the progress."""
-    from rl4lms_like.config.run_config import load_config
+    from rl4lms_like.config.load import load_config
 
     config = load_config(options.config or options.config_path, options.overrides)
     from rl4lms_like.sampled_pairs import write_pairs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from rl4lms_like.cli.options import add_config, add_run_options, add_trust, arguments_of
+from rl4lms_like.cli.options import add_change, add_config, add_run_options, add_trust, arguments_of, changes_of
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
 SUMMARY = "train a model with a YAML config"
@@ -22,6 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="RUN[:N-M]",
         help="train on the kept rollouts of this run folder, of all iterations or some (RUN:5, RUN:3-7)",
     )
+    add_change(parser)
     add_trust(parser)
     add_run_options(parser)
 
@@ -35,17 +36,24 @@ def run(options: argparse.Namespace) -> None:
         if options.replay is not None:
             message = "a run resumes with the rollouts that it began with; remove the option"
             raise ConfigError([ConfigIssue("--replay", message)], "the command line")
-        resume(options.resume, **arguments_of(options, "overrides entity_name log_to_wandb trust_remote_code"))
+        changes = changes_of(options)
+        names = "overrides entity_name log_to_wandb log_to_trackio trust_remote_code"
+        resume(options.resume, values=changes, accepted=list(changes), **arguments_of(options, names))
         return
+
+    if options.changes:
+        message = "it can be used only with --resume; a new run is changed by --set, or in its file"
+        raise ConfigError([ConfigIssue("--change", message)], "the command line")
 
     # The option permits what the config in a run's folder asks for, which may come from another user. A file that the
     # user names needs no second permission.
     if options.trust_remote_code:
         message = "it can be used only with --resume; in a config, set trust_remote_code next to the model's name"
         raise ConfigError([ConfigIssue("--trust_remote_code", message)], "the command line")
-    from rl4lms_like.run import train
+    from rl4lms_like.python_api.python_run import train
 
-    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb overrides replay new"
+    names = "project_name experiment_name entity_name base_path_to_store_results log_to_wandb log_to_trackio"
+    names += " overrides replay new"
     train(options.config or options.config_path, **arguments_of(options, names))
 
 

@@ -1,15 +1,9 @@
-"""Find the components of a config, check their `args` against their signatures, add defaults, and build them.
+"""Components of a config: their `args` checked against their signatures, defaults added, and the objects built.
 
-    reward_fn                  REWARDS
-    datapool                   DATA_POOLS
-    datapool.sampler           SAMPLERS, in RL runs
-    train_evaluation.metrics   METRICS
-    alg, alg.policy            ALGORITHMS, POLICIES
-    alg.policy.args.engine     ENGINES
-    alg                        OBJECTIVES, in preference runs
-    post_processing_fn         POST_PROCESSORS, in supervised and preference runs
+A `ComponentConfig` is a block with `id` and `args`; its class says in which registry the id is. Its `args` stay as
+written, with numbers coerced; `arguments` is their typed view, if the component describes them by a dataclass.
 
-Arguments with the type of a reward are components too and are bound in the same way, at any depth. So is the
+Arguments with the type of a reward are components too and are checked in the same way, at any depth. So is the
 `shaping_fn` that every reward accepts.
 
     annotation                            config
@@ -19,9 +13,8 @@ Arguments with the type of a reward are components too and are bound in the same
     list[RewardPart]                      [{id, args, weight, name}]
     a dataclass with such fields          {reward: {id, args}, ...}
 
-A checked reward is a `Nested`: the mapping of the config, with the class of the object to build. Works on the raw
-mapping, so an error in one place of a block does not prevent checks of the others. Loads no model and does not import
-torch itself.
+A checked reward is a `Nested`: the mapping of the config, with the class of the object to build. Loads no model and
+does not import torch itself.
 """
 
 from __future__ import annotations
@@ -33,20 +26,19 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import cached_property, partial
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import MinLen
 from pydantic import PlainValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
-from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
+from rl4lms_like.config.functions import part_config, reward_config
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import LoraArguments, bind_generation
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
@@ -55,6 +47,7 @@ from rl4lms_like.system.errors import ComponentError, ConfigError, ConfigIssue, 
 from rl4lms_like.system.numbers import Finite
 from rl4lms_like.system.registry import Registry
 from rl4lms_like.system.schema import (
+    Block,
     ComponentOf,
     RefusedError,
     at,
@@ -62,12 +55,11 @@ from rl4lms_like.system.schema import (
     check_block,
     check_value,
     join,
+    make_block,
+    read_block,
     signature_of,
 )
-from rl4lms_like.system.wording import raised
-
-if TYPE_CHECKING:
-    from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.system.wording import raised, shown
 
 REGISTRIES: dict[str, Registry] = {
     "data_pools": DATA_POOLS,
@@ -85,12 +77,6 @@ REGISTRIES: dict[str, Registry] = {
 POST_PROCESSING = "alg.generation_kwargs.post_processing_fn"
 """Config path of the post-processor of a supervised or preference run's texts."""
 
-ENGINE = "alg.policy.args.engine"
-"""Config path of the generation engine."""
-
-GENERATION = ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs", "alg.generation_kwargs")
-"""Config paths of arguments for transformers' `generate`; the last is for supervised and preference runs."""
-
 FILLED_IN: dict[str, tuple[str, ...]] = {
     "data pool": ("split",),
     "sampler": ("items", "seed"),
@@ -107,68 +93,104 @@ SHAPING = "shaping_fn"
 
 _REWARDS = (RewardFunction, BatchedRewardFunction)
 
-
-@dataclass(frozen=True)
-class Slot:
-    """Component in a config."""
-
-    path: str  # config path
-    block: dict[str, Any]  # its `id` and `args`
-    registry: Registry  # of its kind
-
-    def takes(self) -> Callable[..., Any]:
-        """Return the class or function that receives the `args`: the target's `arguments_class` if it has one.
-
-        Raises:
-            ConfigError: the id is unknown, or its import path is invalid.
-            MissingExtraError: the component's module needs a package that is not installed.
-        """
-        target = self.registry.signature(self.block["id"])
-        return getattr(target, "arguments_class", target)
-
-    @property
-    def target(self) -> Any:
-        """Result of `takes`; None without an id, or where it raises an error, which is reported elsewhere."""
-        try:
-            return self.takes() if isinstance(self.block.get("id"), str) else None
-        except (ConfigError, MissingExtraError):
-            return None
-
-
 RunKind = Literal["on_policy", "supervised", "preference"]
 
-
-def run_kind(blocks: Mapping[str, Any]) -> RunKind:
-    """Return the kind of run of a raw mapping by its `alg.id`: `supervised`, an objective, or else on-policy."""
-    id = at(blocks, "alg.id")
-    if isinstance(id, str) and id in OBJECTIVES:
-        return "preference"
-    return "supervised" if id == "supervised" else "on_policy"
+Arguments = dict[str, Any]
+"""Keyword arguments of a component."""
 
 
-def slots(blocks: dict[str, Any]) -> Iterator[Slot]:
-    """Yield the components of a raw mapping, except the environment, which is always `TextGenEnv`."""
-    kind = run_kind(blocks)
-    places = [("reward_fn", REWARDS), ("datapool", DATA_POOLS)]
-    if kind == "on_policy":
-        places += [("datapool.sampler", SAMPLERS), ("alg", ALGORITHMS), ("alg.policy", POLICIES), (ENGINE, ENGINES)]
-    else:
-        places.append((POST_PROCESSING, POST_PROCESSORS))
-    if kind == "preference":
-        places.append(("alg", OBJECTIVES))
-    for path, registry in places:
-        # looked up one by one: the engine is in the arguments of the policy, which may have been replaced by now
-        if isinstance(block := at(blocks, path), dict):
-            yield Slot(path, block, registry)
-    metrics = at(blocks, "train_evaluation.metrics")
-    for index, metric in enumerate(metrics if isinstance(metrics, list) else []):
-        if isinstance(metric, dict):
-            yield Slot(f"train_evaluation.metrics.{index}", metric, METRICS)
+@dataclass(frozen=True, kw_only=True)
+class ComponentConfig(Block):
+    """Component given by id.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: arguments of the component.
+    """
+
+    registry: ClassVar[Registry]
+    """Registry of the id."""
+
+    id: str
+    args: Arguments = field(default_factory=dict)
+
+    @cached_property
+    def arguments(self) -> Any:
+        """Typed view of `args`: an object of the component's `arguments_class`; None if it has another signature."""
+        target = self.registry.arguments_class(self.id)
+        if not (inspect.isclass(target) and issubclass(target, Block)):
+            return None
+        return read_block(target, self.args)[0]
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        if isinstance(self.arguments, Block):
+            yield from (issue.below("args") for issue in self.arguments.issues())
 
 
-def targets(blocks: dict[str, Any]) -> dict[str, Any]:
-    """Return the target of each component's `args` by config path; components without a known target are left out."""
-    return {slot.path: target for slot in slots(blocks) if (target := slot.target) is not None}
+def component_fields(block: type[ComponentConfig], value: Any) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """Return the valid fields of a component's block, with its `args` checked, and the errors relative to it."""
+    value = {} if value is None else value
+    fields, issues = check_block(block, value, special_types)
+    id = fields.get("id")
+    if not isinstance(id, str) or (isinstance(value, Mapping) and "args" in value and "args" not in fields):
+        return fields, issues
+
+    try:
+        target = block.registry.arguments_class(id)
+    except ConfigError as error:
+        fields.pop("args", None)  # unchecked
+        return fields, [*issues, *(ConfigIssue("id", issue.message) for issue in error.issues)]
+    if target is None:
+        return {**fields, "args": fields.get("args", {})}, issues
+    checked, args_issues = check_component(block.registry, target, fields.get("args", {}), "args")
+    fields["args"] = plain(checked)
+    if args_issues:
+        del fields["args"]
+    return fields, [*issues, *args_issues]
+
+
+def special_types(annotation: Any) -> Callable[[Any], Any] | None:
+    """Return the function that makes the component of a block's type; None for any other type."""
+    if inspect.isclass(annotation) and issubclass(annotation, ComponentConfig):
+        return partial(_component_config, annotation)
+    return None
+
+
+def _component_config(block: type[ComponentConfig], value: Any) -> ComponentConfig:
+    if isinstance(value, block):
+        return value
+    fields, issues = component_fields(block, value)
+    if issues:
+        raise RefusedError(*issues)
+    return make_block(block, fields)
+
+
+def checked_post_processing(generation_kwargs: Arguments) -> Arguments:
+    """Return the generation arguments of a supervised or preference run with its post-processor checked.
+
+    Raises:
+        RefusedError: lists all errors.
+    """
+    key = "post_processing_fn"
+    value = generation_kwargs.get(key)
+    if value is None:
+        return generation_kwargs
+    if not isinstance(value, Mapping) or not isinstance(value.get("id"), str):
+        raise RefusedError(ConfigIssue(key, f"expected null or a mapping with id; got {shown(value)}"))
+    fields, issues = component_fields(PostProcessorConfig, value)
+    if issues:
+        raise RefusedError(*(issue.below(key) for issue in issues))
+    return {**generation_kwargs, key: fields}
+
+
+class PostProcessorConfig(ComponentConfig):
+    """Function that changes the texts of a supervised or preference run."""
+
+    registry = POST_PROCESSORS
+
+
+# --- rewards in arguments -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -236,36 +258,43 @@ def check_component(
         The valid arguments, coerced to their types, with a `Nested` for each inner reward; and the errors, below
         `path`.
     """
+    # The library adds the reward of a `shaping_fn`; the component itself never gets it.
     also = (SHAPING,) if takes_shaping(registry, target) else ()
-    own = {name: value for name, value in args.items() if name not in also}
+    passed_on = {name: value for name, value in args.items() if name not in also}
     exclude = FILLED_IN.get(registry.kind, ())
-    bound, issues = check_arguments(target, own, path, exclude=exclude, also=also, special=_validator_of)
+    checked, issues = check_arguments(target, passed_on, path, exclude=exclude, also=also, special=_validator_of)
+
     if also and args.get(SHAPING) is not None:
         try:
-            bound[SHAPING] = _reward(_REWARDS, args[SHAPING])
+            checked[SHAPING] = _reward(_REWARDS, args[SHAPING])
         except RefusedError as refused:
             issues += [issue.below(join(path, SHAPING)) for issue in refused.issues]
-    return bound, issues
+    return checked, issues
 
 
 def _validator_of(annotation: Any) -> Callable[[Any], Any] | None:
     """Return the function that validates a type of this module's table; None for any other type."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation, *rules = typing.get_args(annotation)
-        named = {rule.name for rule in rules if isinstance(rule, ComponentOf)}
-        if named:
-            return partial(_reward, tuple(base for base in _REWARDS if base.__name__ in named))
-        return _validator_of(annotation)
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    options = typing.get_args(annotation) if is_union else (annotation,)
-    kinds = [option for option in options if option is not type(None)]
-    if kinds and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds):
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        bases = tuple(base for base in _REWARDS if ComponentOf(base.__name__) in annotation.__metadata__)
+        return partial(_reward, bases) if bases else _validator_of(typing.get_args(annotation)[0])
+
+    # A reward, or one of several kinds of rewards, or null.
+    options = typing.get_args(annotation) if origin in (typing.Union, types.UnionType) else (annotation,)
+    if _are_rewards(options):
         return partial(_reward, options)
+
     if annotation is RewardPart:
         return _part
-    if typing.get_origin(annotation) is list and _validator_of(typing.get_args(annotation)[0]) is _part:
+    if origin is list and _validator_of(typing.get_args(annotation)[0]) is _part:
         return _parts
     return partial(_block, annotation) if _is_block_of_rewards(annotation) else None
+
+
+def _are_rewards(options: Sequence[Any]) -> bool:
+    """Return whether the options of a type are classes of rewards, or such classes and null."""
+    kinds = [option for option in options if option is not type(None)]
+    return bool(kinds) and all(inspect.isclass(kind) and issubclass(kind, _REWARDS) for kind in kinds)
 
 
 def _is_block_of_rewards(annotation: Any) -> bool:
@@ -285,31 +314,40 @@ def _reward(bases: tuple[type, ...], value: Any) -> Any:
     """Validate a reward: `{id, args}` or the id alone in a config, or an object in Python."""
     if value is None and type(None) in bases:
         return None
-    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, value)
+    return value if isinstance(value, bases) else _component(_Reward, bases, RewardFunction, reward_config(value))
 
 
 def _part(value: Any) -> Nested:
     """Validate a `RewardPart`, `{id, args, weight, name}` or the id alone; the name defaults to the id."""
-    part = _component(_Part, _REWARDS, RewardPart, value)
+    part = _component(_Part, _REWARDS, RewardPart, part_config(value))
     return Nested({**part, "name": part.get("name") or name_of(part["id"])}, RewardPart)
 
 
 def _component(block: type, bases: tuple[type, ...], kind: type, value: Any) -> Nested:
-    is_id = isinstance(value, str)
-    fields, issues = check_block(block, {"id": value} if is_id else value, None)
-    if isinstance(id := fields.get("id"), str) and (is_id or "args" in fields or "args" not in value):
+    """Validate the block of a reward of one of some classes; an id alone has no arguments."""
+    # An id alone has no path of its own.
+    path_of_id = "id"
+    if isinstance(value, str):
+        path_of_id = ""
+        value = {"id": value}
+
+    fields, issues = check_block(block, value, None)
+    id = fields.get("id")
+    if isinstance(id, str) and ("args" in fields or "args" not in value):
         try:
-            target, args = REWARDS.signature(id), fields.get("args", {})
+            target = REWARDS.signature(id)
+            args = fields.get("args", {})
             if (misfit := _misfit(id, target, args, bases)) is not None:
-                issues.append(ConfigIssue("id", misfit))
-            fields["args"], wrong = check_component(REWARDS, target, args, "args")
-            issues += wrong
+                issues.append(ConfigIssue(path_of_id, misfit))
+            fields["args"], args_issues = check_component(REWARDS, target, args, "args")
+            issues += args_issues
         except ConfigError as error:
-            issues += [ConfigIssue("id", issue.message) for issue in error.issues]
+            issues += [ConfigIssue(path_of_id, issue.message) for issue in error.issues]
         except MissingExtraError:  # building the reward reports what to install
             pass
+
     if issues:
-        raise RefusedError(*(ConfigIssue("", one.message) if is_id and one.path == "id" else one for one in issues))
+        raise RefusedError(*issues)
     return Nested({"id": fields["id"], "args": {}, **fields}, kind)
 
 
@@ -322,9 +360,10 @@ def _misfit(id: str, target: Any, args: Mapping[str, Any], bases: tuple[type, ..
         kind = CombinedReward
     if issubclass(kind, bases):
         return None
-    is_sum = issubclass(kind, CombinedReward)
-    role = next(base.__name__ for base in _REWARDS if issubclass(kind, base))
-    what = "combination of rewards, which scores single tokens" if is_sum else role
+
+    what = next(base.__name__ for base in _REWARDS if issubclass(kind, base))
+    if issubclass(kind, CombinedReward):
+        what = "combination of rewards, which scores single tokens"
     return f"expected a {' or '.join(base.__name__ for base in bases if base in _REWARDS)}; {id!r} is a {what}"
 
 
@@ -332,17 +371,24 @@ def _parts(value: Any) -> Any:
     """Validate a list of `RewardPart` with distinct names."""
     if value is None:
         raise RefusedError(ConfigIssue("", "expected a list of rewards, got null"))
-    parts, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
-    taken: dict[str, int] = {}
+    if isinstance(value, list | tuple):
+        value = [part_config(item) for item in value]
+    rewards, issues = check_value(value, list[Annotated[Any, PlainValidator(_part)]], "")
+
+    # Also of a list with errors, so that all are reported at once.
+    first_with_name: dict[str, int] = {}
     for index, item in enumerate(value if isinstance(value, list) else ()):
-        given = item if isinstance(item, Mapping) else {"id": item}
-        name = given.get("name") or name_of(str(given.get("id")))
-        if isinstance(given.get("id"), str) and (first := taken.setdefault(str(name), index)) != index:
+        part = item if isinstance(item, Mapping) else {"id": item}
+        if not isinstance(part.get("id"), str):
+            continue
+        name = part.get("name") or name_of(part["id"])
+        first = first_with_name.setdefault(str(name), index)
+        if first != index:
             text = f"{name!r} is already the name of item {first}; give each item a distinct name"
             issues.append(ConfigIssue(f"{index}.name", text))
     if issues:
         raise RefusedError(*issues)
-    return parts
+    return rewards
 
 
 def _block(kind: type, value: Any) -> Any:
@@ -355,64 +401,66 @@ def _block(kind: type, value: Any) -> Any:
     return Nested(fields, kind)
 
 
-def bind(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return a copy of the mapping with all `args` coerced to their types, and every error in ids and `args`.
-
-    Values without the form of a component are left to the check of the blocks.
-    """
-    blocks = copy.deepcopy(dict(mapping))
-    issues = [issue for slot in slots(blocks) for issue in _bind(slot)]
-    kl = at(blocks, "alg.kl_div")
-    if isinstance(kl, dict):
-        algorithm = targets(blocks).get("alg")
-        if kl.get("placement") is None:
-            default = getattr(algorithm, "kl_placement", "reward")
-            is_in_loss = default == "advantage" and kl.get("estimator") in WITH_DISTRIBUTIONS
-            kl["placement"] = "loss" if is_in_loss else default
-        if kl.get("estimator") is None:
-            kl["estimator"] = getattr(algorithm, "kl_estimator", "k3") if kl["placement"] == "loss" else "k1"
-    env = blocks.get("env")
-    if isinstance(env, dict) and isinstance(env.get("args"), Mapping | None):
-        env["args"], wrong = check_arguments(EnvArguments, env.get("args") or {}, "env.args")
-        issues += wrong
-    for place in ("alg.policy.args", "alg"):
-        block = at(blocks, place)
-        if isinstance(block, dict) and isinstance(peft := block.get("peft"), Mapping):
-            block["peft"] = {**peft, **check_arguments(LoraArguments, peft, place)[0]}
-    for place in GENERATION:
-        block = at(blocks, place.rpartition(".")[0])
-        if isinstance(block, dict) and isinstance(kwargs := block.get("generation_kwargs"), Mapping):
-            block["generation_kwargs"], wrong = bind_generation(kwargs, place)
-            issues += wrong
-    return blocks, issues
+# --- defaults -------------------------------------------------------------------------------------------------------
 
 
-def _bind(slot: Slot) -> list[ConfigIssue]:
-    args = slot.block.get("args")
-    if not isinstance(slot.block.get("id"), str) or not isinstance(args, Mapping | None):
-        return []
-    try:
-        target = slot.takes()
-    except ConfigError as error:
-        return [ConfigIssue(join(slot.path, "id"), issue.message) for issue in error.issues]
-    except MissingExtraError:  # not an error in the config; building the component reports what to install
-        return []
-    bound, issues = check_component(slot.registry, target, args or {}, join(slot.path, "args"))
-    slot.block["args"] = plain(bound)
-    return issues
+def run_kind(mapping: Mapping[str, Any]) -> RunKind:
+    """Return the kind of run of a config as plain data, by its `alg.id`."""
+    id = at(mapping, "alg.id")
+    if isinstance(id, str) and id in OBJECTIVES:
+        return "preference"
+    return "supervised" if id == "supervised" else "on_policy"
+
+
+def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], Registry]]:
+    """Yield path, block and registry of each component of a config as plain data."""
+    kind = run_kind(blocks)
+    registries = {"reward_fn": REWARDS, "datapool": DATA_POOLS}
+    if kind == "on_policy":
+        registries |= {"datapool.sampler": SAMPLERS, "alg": ALGORITHMS, "alg.policy": POLICIES}
+        registries["alg.policy.args.engine"] = ENGINES
+    else:
+        registries[POST_PROCESSING] = POST_PROCESSORS
+    if kind == "preference":
+        registries["alg"] = OBJECTIVES
+
+    # Looked up one by one: the engine is in the arguments of the policy, which have been replaced by then.
+    for path, registry in registries.items():
+        block = at(blocks, path)
+        if isinstance(block, dict):
+            yield path, block, registry
+    for index, metric in enumerate(at(blocks, "train_evaluation.metrics") or ()):
+        yield f"train_evaluation.metrics.{index}", metric, METRICS
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of a bound mapping with all arguments in the `args` of every component, defaults included."""
+    """Return a copy of a valid config as plain data with all arguments in the `args` of its components.
+
+    The default of a size in tokens is left out where the size is given in episodes.
+    """
     blocks = copy.deepcopy(dict(mapping))
-    for slot in slots(blocks):
-        if (target := slot.target) is None:  # without a signature the arguments stay as given
+    needs_critic = True
+    for path, block, registry in _components(blocks):
+        try:
+            target = registry.arguments_class(block["id"])
+        except ConfigError:  # of a config of another machine, whose code is not here
+            target = None
+        if target is None:  # without a signature the arguments stay as given
             continue
-        if slot.path == "alg.policy" and not getattr(targets(blocks).get("alg"), "needs_critic", True):
-            slot.block["args"] = {"critic": "none", **(slot.block.get("args") or {})}
-        bound, _ = check_component(slot.registry, target, slot.block.get("args") or {}, "")
-        exclude = FILLED_IN.get(slot.registry.kind, ())
-        slot.block["args"] = _complete(target, changed(bound, _complete_nested), exclude)
+
+        # The algorithm comes first: its policy has no critic if no values are learned.
+        args = block.get("args") or {}
+        if path == "alg":
+            needs_critic = getattr(target, "needs_critic", True)
+        if path == "alg.policy" and not needs_critic:
+            args = {"critic": "none", **args}
+        checked, _ = check_component(registry, target, args, "")
+        complete = _complete(target, changed(checked, _complete_nested), FILLED_IN.get(registry.kind, ()))
+        for in_episodes, in_tokens in getattr(target, "IN_EPISODES", {}).items():
+            if complete.get(in_episodes) is not None and checked.get(in_tokens) is None:
+                complete.pop(in_tokens, None)
+        block["args"] = complete
+
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
@@ -425,8 +473,9 @@ def _complete(target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequ
     """
     defaults = signature_of(target, exclude=exclude).defaults.items()
     everything = {name: value for name, value in defaults if _can_be_written(value)} | dict(args)
-    ordered = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
-    return {name: everything[name] for name in dict.fromkeys([*ordered, *everything])}
+
+    in_order = [argument.name for argument in signature_of(target).arguments if argument.name in everything]
+    return {name: everything[name] for name in dict.fromkeys([*in_order, *everything])}
 
 
 def _complete_nested(nested: Nested, fields: dict[str, Any], path: str) -> dict[str, Any]:
@@ -446,6 +495,9 @@ def _can_be_written(value: Any) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(map(_can_be_written, value))
     return value is None or isinstance(value, str | int | float)
+
+
+# --- construction ---------------------------------------------------------------------------------------------------
 
 
 def build_component(registry: Registry, config: ComponentConfig) -> Any:
@@ -484,12 +536,18 @@ def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: di
         raise
     except BaseException as error:
         raise ComponentError(f"{what} could not be built: {raised(error)}") from error
+
+    # A class that has another role fails now, with its name, instead of in the first iteration.
     method = "__call__" if registry is REWARDS else "compute"
     if not callable(getattr(component, method, None)):
         text = f"it is a {type(component).__name__}, which has no method {method!r}"
         raise ComponentError(f"{what} is not a {registry.kind}: {text}")
     if shaping is None:
         return component
-    given = checked[SHAPING]
-    name = name_of(given["id"]) if isinstance(given, Nested) else type(given).__name__
-    return shaped(component, name_of(id), shaping, name)
+
+    # Names of the parts of the sum, by which its reward is logged.
+    shaping_block = checked[SHAPING]
+    shaping_name = type(shaping_block).__name__
+    if isinstance(shaping_block, Nested):
+        shaping_name = name_of(shaping_block["id"])
+    return shaped(component, name_of(id), shaping, shaping_name)

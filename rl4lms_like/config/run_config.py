@@ -1,51 +1,120 @@
-"""Config of a run: RL4LMs' YAML blocks as frozen dataclasses, with the defaults of missing keys.
+"""Blocks of a config: RL4LMs' YAML as frozen dataclasses, with the defaults of missing keys.
 
-    RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation
+    RunConfig             tokenizer  reward_fn  datapool  env  alg (args, kl_div, policy)  train_evaluation  doctor
     SupervisedConfig      tokenizer             datapool       alg (model, training_args)  train_evaluation
     PreferenceConfig      tokenizer             datapool       alg (args, model, training_args)  train_evaluation
 
-`load_config` reads a file, applies overrides, checks everything including the `args` of components, and raises one
-`ConfigError` with all errors. It loads no model and does not import torch.
+A key is a field of its block, with its type, default and meaning. A rule about one block is its method `issues`; rules
+among blocks are in `config.rules`. `config.load` makes the objects. Loads no model and does not import torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import shlex
-from collections.abc import Mapping, Sequence
+import inspect
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
-from rl4lms_like.config.binding import RunKind, bind, run_kind
-from rl4lms_like.config.component import Arguments, ComponentConfig
-from rl4lms_like.config.cross_checks import cross_check, data_issues, with_key_of_here
-from rl4lms_like.config.doctor import DoctorConfig
-from rl4lms_like.config.notices import Notice, notices_of, without_stray_commas
-from rl4lms_like.config.yaml_file import apply_overrides, read_yaml
-from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
+from pydantic import AfterValidator
+
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
+from rl4lms_like.algorithms.arguments import OnPolicyArguments
+from rl4lms_like.algorithms.rules import Algorithm
+from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_processing
+from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
+from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.envs.arguments import EnvConfig
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.base import named_key
+from rl4lms_like.policies import POLICIES, is_causal
+from rl4lms_like.policies.arguments import GenerationKwargs, Peft, PolicyArguments, shared_arguments
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import TinyModelConfig
-from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.numbers import Count, Day, NonNegative, Positive, Processes, Prompts, Seed, Threads, Whole
-from rl4lms_like.system.schema import check_arguments
-from rl4lms_like.system.secrets import secret_issues, without_values
-
-MAX_ISSUES = 500
-"""Number of errors of a config that are reported; the others are only counted."""
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigIssue, DataPoolError, Notice
+from rl4lms_like.system.numbers import (
+    BlockLength,
+    Count,
+    Day,
+    Finite,
+    Fraction,
+    NonNegative,
+    Positive,
+    Seed,
+    Threads,
+    Whole,
+)
+from rl4lms_like.system.schema import Block, check_arguments, make_block, signature_of
+from rl4lms_like.system.secrets import names_variable
 
 Side = Literal["left", "right"]
 
+OfflineGenerationKwargs = Annotated[GenerationKwargs, AfterValidator(checked_post_processing)]
+"""Generation arguments of supervised and preference runs, which can have a `post_processing_fn`."""
+
+
+# --- blocks of all kinds of runs ------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, kw_only=True)
-class PromptPoolConfig(ComponentConfig):
-    """The `datapool` block of an RL run: a data pool, and the order in which its prompts are drawn.
+class DataPoolConfig(ComponentConfig):
+    """The `datapool` block of a supervised or preference run."""
 
-    Args:
-        sampler: sampler of prompts, `id` and `args`; null draws in proportion to the samples' weights, see
-            `env.args.priority_scale`.
-    """
+    registry = DATA_POOLS
 
-    sampler: ComponentConfig | None = None
+    @cached_property
+    def prepare(self) -> Callable[..., Any] | None:
+        """Function that prepares a split, if the pool is one of the library's."""
+        prepare = DATA_POOLS.signature(self.id)
+        return prepare if str(getattr(prepare, "__module__", "")).startswith("rl4lms_like.data_pools.") else None
+
+    @property
+    def reads_file(self) -> bool:
+        """True if the pool is one of the library's that read a user's file."""
+        if self.prepare is None or self.args.get("dataset") is not None:
+            return False
+        # `hf_dataset` is excluded: its `path` is required and not a file
+        return signature_of(self.prepare).defaults.keys() >= {"path", "data_files"}
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        folder = self.args.get("data_dir")
+        if not isinstance(folder, str) or self.prepare is None or names_variable(folder):
+            folder = "."  # not of the library's pools, or known only when the pool is prepared
+        if not with_home(folder).is_dir():
+            yield ConfigIssue("args.data_dir", f"there is no folder {folder!r}{where_from(folder)}")
+        if self.reads_file and (self.args.get("path") is None) == (self.args.get("data_files") is None):
+            yield ConfigIssue("args", "give either path (one file for all splits) or data_files (one file per split)")
+
+    def file_issues(self) -> Iterator[ConfigIssue]:
+        """Yield missing files of the library's own pools, and files without a column that the config names."""
+        path = self.args.get("path")
+        files = self.args.get("data_files") or {}
+        # Environment variables are read when the pool is prepared.
+        if not self.reads_file or any(map(names_variable, [*self.args.values(), *files.values()])):
+            return
+
+        # One file for all splits is the same for each.
+        key_of_split = {"train": "path"}
+        if path is None:
+            key_of_split = {split: f"data_files.{split}" for split in SPLITS}
+        else:
+            files = {"train": path}
+        assert self.prepare is not None
+        for split, key in key_of_split.items():
+            file = files.get(split)
+            if isinstance(file, str) and not os.path.exists(with_home(file)):
+                yield ConfigIssue(f"args.{key}", f"there is no file {file!r}{where_from(file)}")
+                continue
+            try:
+                self.prepare(split, **{**self.args, "path": None, "data_files": files, "max_size": 1})
+            except DataPoolError as error:
+                yield ConfigIssue("args", str(error))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +125,20 @@ class MetricConfig(ComponentConfig):
         name: appended to its keys, as `key/name`; required if two metrics would report the same keys.
     """
 
+    registry = METRICS
+
     name: str | None = None
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys that a metric of the table reports, `{n}` for a part that depends on its arguments; [] for others."""
+        if self.id not in METRICS:
+            return []
+        return [named_key(key, self.name) if self.name else key for key in METRICS.entry(self.id).keys]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Block):
     """The `tokenizer` block.
 
     Args:
@@ -94,151 +172,14 @@ class TokenizerConfig:
     # Not in the `repr`, of which files of pairs keep a digest; the rendered prompts that it changes are part of it.
     template_date: Day | None = field(default=None, repr=False)
 
-
-@dataclass(frozen=True, kw_only=True)
-class EnvConfig:
-    """The `env` block.
-
-    Args:
-        n_envs: number of prompts that are generated together.
-        vec_env: `text` generates whole episodes in this process. `dummy` and `subproc` are vectorized environments of
-            Stable-Baselines3, which step token by token.
-        reward_workers: number of processes that compute rewards; 0 computes them in this process.
-        reward_timeout: time limit in seconds for computing the rewards of `n_envs` episodes; with `reward_workers`, of
-            the part that one worker gets. null sets no limit.
-        args: arguments of `TextGenEnv`.
-    """
-
-    n_envs: Prompts = 1
-    vec_env: Literal["text", "dummy", "subproc"] = "text"
-    reward_workers: Processes = 0
-    reward_timeout: Positive | None = None
-    args: Arguments = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class KLConfig:
-    """The `alg.kl_div` block: the KL penalty against the reference model.
-
-    Args:
-        coeff: initial KL coefficient. 0 disables the penalty, and no reference model is loaded.
-        target_kl: KL that the controller aims at, in nats per token (with `horizon`, per sequence). null leaves the
-            coefficient constant.
-        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
-        controller: how the coefficient follows the KL: `adaptive` (that of RL4LMs), `horizon` (arXiv 1909.08593) or
-            `fixed`; default: `adaptive` if `target_kl` is given, else `fixed`.
-        gain: for `adaptive`: step size of the coefficient per iteration; 0.1 changes it by at most 2 %.
-        horizon: for `horizon`: number of episodes over which the coefficient may change by 20 %.
-        estimator: how a token's KL is estimated. `k1`, `k2`, `k3`: from its log-ratio. In the loss also `top_k`: the
-            exact KL over the most probable tokens of the policy and the sum of all others; `full`: over the whole
-            vocabulary. Default: `k3` in the loss (`k2` for `reinforce_pp_baseline`), else `k1`. `k1` in the loss is an
-            error, because its expected gradient is 0.
-        top_k: number of tokens of the estimator `top_k`; default: 64.
-        max_coeff: upper limit of the coefficient; null sets none.
-        placement: subtract the penalty from the `reward` of each token. For algorithms without a critic also
-            `advantage`: subtract it from the advantage of the same token only; `loss`: add it to the loss. Default:
-            `loss` for these, except for `rloo`, `reinforce_pp` (`reward`) and `opd` (`advantage`, or `loss` if the
-            estimator needs it).
-    """
-
-    coeff: NonNegative
-    target_kl: Positive | None = None
-    norm_reward: bool = False
-    controller: Literal["adaptive", "horizon", "fixed"] | None = None
-    gain: Positive = 0.1
-    horizon: Count = 10_000
-    estimator: Estimator | None = None
-    top_k: Count | None = None
-    max_coeff: Positive | None = None
-    placement: Placement | None = None
-
-    def __post_init__(self) -> None:
-        if self.controller is None:
-            object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
-        if error := estimator_error(self.placement or "reward", self.estimator, self.top_k):
-            raise ValueError(error)
-        if self.controller != "fixed" and self.target_kl is None:
-            raise ValueError(f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'")
-        if self.coeff == 0 and self.target_kl is not None:
-            raise ValueError("a coefficient of 0 stays 0 and target_kl has no effect: start above 0, e.g. 0.001")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlgorithmConfig:
-    """The `alg` block of an RL run.
-
-    Args:
-        id: an id of the registry, or an import path `package.module:Name`.
-        args: arguments of the algorithm.
-        kl_div: the KL penalty.
-        policy: the language model as actor-critic, `id` and `args`.
-    """
-
-    id: str
-    args: Arguments = field(default_factory=dict)
-    kl_div: KLConfig
-    policy: ComponentConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class KeepBestConfig:
-    """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
-
-    Args:
-        metric: key of a metric on `val`, such as `lexical/meteor`.
-        mode: `max` if larger is better, `min` if smaller is better.
-    """
-
-    metric: str
-    mode: Literal["max", "min"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainEvaluationConfig:
-    """The `train_evaluation` block of an RL run.
-
-    Args:
-        eval_batch_size: number of prompts per generation call.
-        n_iters: number of iterations; each is one rollout and one update. 0 only evaluates.
-        eval_every: number of iterations between evaluations on `val`.
-        save_every: number of iterations between checkpoints.
-        keep_last: number of newest checkpoints that are not deleted. null deletes none, but then only the newest two
-            contain the state that is needed to resume; the older ones contain only the model.
-        keep_best: save the model with the best score on `val` in `best/`: `metric` and `mode`. null saves none.
-        metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
-        generation_kwargs: generation arguments of evaluations; null uses those of the rollouts.
-        max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
-        save_model: save the final model and write checkpoints. If false, only `keep_best` saves a model, and the run
-            cannot be resumed.
-        n_credit_episodes: number of episodes per recorded rollout whose tokens the report shows with advantage, KL,
-            ratio and reward. 0 records none.
-        save_rollouts: keep every rollout in `rollouts/`, for `replay` and for `rl4lms-like rollouts`.
-        replay: train on the kept rollouts of this run folder instead of generating; `FOLDER:3-7` selects iterations.
-            Training ends at the latest with the last of them.
-        accept_edited_rollouts: with `replay`: train also on rollouts that were edited after a run wrote them, for
-            instance with other rewards. If false, they are an error.
-    """
-
-    eval_batch_size: Count
-    n_iters: Whole
-    eval_every: Count
-    save_every: Count = 20
-    keep_last: Count | None = None
-    keep_best: KeepBestConfig | None = None
-    metrics: list[MetricConfig] = field(default_factory=list)
-    generation_kwargs: dict[str, Any] | None = None
-    max_eval_samples: Count | None = None
-    save_model: bool = True
-    n_credit_episodes: Whole = 3
-    save_rollouts: bool = False
-    replay: str | None = None
-    accept_edited_rollouts: bool = False
-
-    def __post_init__(self) -> None:
-        if self.accept_edited_rollouts and self.replay is None:
-            raise ValueError("accept_edited_rollouts has no effect without replay; remove it")
-        if self.keep_last is not None and not self.save_model:
-            raise ValueError("keep_last has no effect with save_model: false, which writes no checkpoints")
+    def issues(self) -> Iterator[ConfigIssue]:
+        template = self.chat_template
+        if isinstance(template, str) and not os.path.isfile(with_home(template)):
+            text = f"there is no file {template!r}{where_from(template)}; true uses the template of the tokenizer"
+            yield ConfigIssue("chat_template", text)
+        for key in ("system_prompt", "template_date"):
+            if not template and getattr(self, key) is not None:
+                yield ConfigIssue(key, "has no effect without tokenizer.chat_template")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,12 +217,277 @@ class _AnyRunConfig:
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
     notices: tuple[Notice, ...] = field(default=(), compare=False, repr=False)
 
+    @property
+    def is_causal(self) -> bool:
+        """True if the model is decoder-only."""
+        alg: AlgorithmConfig | SupervisedAlgConfig | PreferenceAlgConfig = self.alg  # type: ignore[attr-defined]
+        return alg.is_causal
+
     def to_dict(self) -> dict[str, Any]:
         """Return the config as plain data, which parses to an equal config; its blocks come first."""
         data = dataclasses.asdict(self)
         del data["notices"]
         shared = {key: data.pop(key) for key in ("seed", "device", "n_threads", "deterministic", "distributed")}
         return data | shared
+
+
+# --- blocks of RL runs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig(ComponentConfig):
+    """The `reward_fn` block."""
+
+    registry = REWARDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplerConfig(ComponentConfig):
+    """Sampler of prompts."""
+
+    registry = SAMPLERS
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptPoolConfig(DataPoolConfig):
+    """The `datapool` block of an RL run: a data pool, and the order in which its prompts are drawn.
+
+    Args:
+        sampler: sampler of prompts, `id` and `args`; null draws in proportion to the samples' weights, see
+            `env.args.priority_scale`.
+    """
+
+    sampler: SamplerConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig(ComponentConfig):
+    """The `alg.policy` block: the language model as actor-critic."""
+
+    registry = POLICIES
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig(ComponentConfig):
+    """The `alg` block of an RL run.
+
+    Args:
+        id: an id of the registry, or an import path `package.module:Name`.
+        args: arguments of the algorithm.
+        kl_div: the KL penalty.
+        policy: the language model as actor-critic, `id` and `args`.
+    """
+
+    registry = ALGORITHMS
+
+    kl_div: KLConfig
+    policy: PolicyConfig
+
+    @property
+    def is_causal(self) -> bool:
+        """True if the policy is for decoder-only models."""
+        return is_causal(self.policy.id)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm, for rules."""
+        return algorithm_of(self.id, self.args)
+
+
+def algorithm_of(id: str, args: Arguments) -> Algorithm:
+    """Return a valid algorithm for rules; one of another library has neutral arguments."""
+    target = ALGORITHMS.arguments_class(id)
+    if inspect.isclass(target) and issubclass(target, OnPolicyArguments):
+        arguments = make_block(target, check_arguments(target, args, "")[0])
+        return Algorithm(id, arguments, vars(arguments))
+
+    arguments = make_block(OnPolicyArguments, {"learning_rate": 1.0, "n_steps": 1})
+    object.__setattr__(arguments, "given", frozenset(args))
+    defaults = {} if target is None else signature_of(target).defaults
+    return Algorithm(id, arguments, {**defaults, **args})
+
+
+def policy_arguments_of(id: str, args: Arguments) -> PolicyArguments | None:
+    """Return the arguments of a valid policy for rules; of a user's policy those that it shares with the library's.
+
+    None if these have other types, so that they mean something else.
+    """
+    target = POLICIES.arguments_class(id)
+    if inspect.isclass(target) and issubclass(target, PolicyArguments):
+        return make_block(target, check_arguments(target, args, "")[0])
+    return shared_arguments(args)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepBestConfig:
+    """The `train_evaluation.keep_best` block: keeps the model of the best evaluation on `val` in `best/`.
+
+    Args:
+        metric: key of a metric on `val`, such as `lexical/meteor`.
+        mode: `max` if larger is better, `min` if smaller is better.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig:
+    """The `train_evaluation.early_stopping` block: ends the training when evaluations on `val` no longer improve.
+
+    Args:
+        metric: key of a metric on `val`, such as `lexical/meteor`.
+        mode: `max` if larger is better, `min` if smaller is better.
+        patience: number of evaluations in a row without a better score than the best one before, after which the
+            training ends; the evaluation before training counts as the first score.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+    patience: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainEvaluationConfig(Block):
+    """The `train_evaluation` block of an RL run.
+
+    Args:
+        eval_batch_size: number of prompts per generation call.
+        n_iters: number of iterations; each is one rollout and one update. 0 only evaluates.
+        eval_every: number of iterations between evaluations on `val`.
+        save_every: number of iterations between checkpoints.
+        keep_last: number of newest checkpoints that are not deleted. null deletes none, but then only the newest two
+            contain the state that is needed to resume; the older ones contain only the model.
+        keep_best: save the model with the best score on `val` in `best/`: `metric` and `mode`. null saves none.
+        early_stopping: end the training when the score on `val` no longer improves: `metric`, `mode` and `patience`.
+            null trains for `n_iters` iterations.
+        metrics: list of metrics: `id`, `args`, and a `name` if two metrics would report the same keys.
+        generation_kwargs: generation arguments of evaluations; null uses those of the rollouts.
+        max_eval_samples: evaluate only this many samples of a split, from its beginning; null evaluates all.
+        save_model: save the final model and write checkpoints. If false, only `keep_best` saves a model, and the run
+            cannot be resumed.
+        n_credit_episodes: number of episodes per recorded rollout whose tokens the report shows with advantage, KL,
+            ratio and reward. 0 records none.
+        save_rollouts: keep every rollout in `rollouts/`, for `replay` and for `rl4lms-like rollouts`.
+        replay: train on the kept rollouts of this run folder instead of generating; `FOLDER:3-7` selects iterations.
+            Training ends at the latest with the last of them.
+        accept_edited_rollouts: with `replay`: train also on rollouts that were edited after a run wrote them, for
+            instance with other rewards. If false, they are an error.
+    """
+
+    eval_batch_size: Count
+    n_iters: Whole
+    eval_every: Count
+    save_every: Count = 20
+    keep_last: Count | None = None
+    keep_best: KeepBestConfig | None = None
+    early_stopping: EarlyStoppingConfig | None = None
+    metrics: list[MetricConfig] = field(default_factory=list)
+    generation_kwargs: GenerationKwargs | None = None
+    max_eval_samples: Count | None = None
+    save_model: bool = True
+    n_credit_episodes: Whole = 3
+    save_rollouts: bool = False
+    replay: str | None = None
+    accept_edited_rollouts: bool = False
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if self.accept_edited_rollouts and self.replay is None:
+            yield ConfigIssue("", "accept_edited_rollouts has no effect without replay; remove it")
+        if self.keep_last is not None and not self.save_model:
+            yield ConfigIssue("", "keep_last has no effect with save_model: false, which writes no checkpoints")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutConfig:
+    """Held-out metric that must not get worse while the reward rises.
+
+    Args:
+        metric: key of a metric on `val`, such as `lexical/meteor`.
+        mode: whether larger (`max`) or smaller (`min`) is better.
+    """
+
+    metric: str
+    mode: Literal["max", "min"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorConfig:
+    """The `doctor` block: thresholds of the run doctor. It reports problems and does not change the run.
+
+    null switches one alert off. The defaults are chosen so that healthy runs have no alerts; `python -m
+    benchmarks.healthy_runs` measures this.
+
+    Args:
+        enabled: check every iteration and every evaluation on `val`.
+        patience: number of consecutive iterations in which a condition must hold before it is reported.
+        window: number of iterations of the conditions that need a longer history: `max_length_correlation`,
+            `min_explained_variance`, `max_value_loss_growth`, and `min_reward_spread` in small rollouts.
+        max_ratio_gap: alert if an update's first ratio differs from 1 by more than this; `auto`: 0.001, with `dtype:
+            bfloat16` 0.4.
+        kl_times_target: with `alg.kl_div.target_kl`: alert if the KL to the reference is above this multiple of it.
+        max_kl: without `alg.kl_div.target_kl`: alert if the KL to the reference is above this, in nats per token.
+        max_negative_kl: alert if the estimated KL is below minus this value, in nats per token.
+        min_entropy: alert if the entropy of the policy is below this, in nats per token, unless the policy has solved
+            its task.
+        min_entropy_share: alert if the entropy is below this fraction of the first iteration's, unless the policy has
+            solved its task.
+        min_reward_spread: alert if the range of a rollout's episode rewards, divided by the largest absolute reward, is
+            below this or 0, unless the policy improved to the best reward. In rollouts with fewer than 8 episodes this
+            must hold for `window` iterations.
+        min_differing_groups: alert if the fraction of groups whose rewards differ is below this, without
+            `dynamic_sampling`, unless the policy has solved its task.
+        min_kept_groups: alert if `dynamic_sampling` keeps less than this fraction of the generated groups.
+        max_value_loss_growth: alert if the value loss is above this multiple of its previous median and above the mean
+            square of the rewards.
+        min_explained_variance: alert if the explained variance of the returns stays below this without improving,
+            although rewards differ.
+        max_truncated_share: alert if at least this fraction of the responses reaches the length limit and it was less
+            in the first iteration.
+        max_empty_share: alert if at least this fraction of the responses ends with its first token.
+        max_duplicate_share: alert if the most frequent response to several prompts is more than this fraction of a
+            rollout, and by 0.25 more than in the first iteration.
+        max_near_duplicate_share: alert if more than this fraction of the responses has a near duplicate with another
+            prompt, and by 0.25 more than in the first iteration.
+        max_length_correlation: alert if the rank correlation of length and reward, as a mean over `window`, is above
+            this or below minus this.
+        max_clip_fraction: alert if the fraction of tokens whose ratio is outside the clip range, as a mean over an
+            update, is above this.
+        max_approx_kl: alert if the KL of an update to the rollout's policy, as a mean over the update, is above this,
+            in nats per token.
+        min_minibatch_episodes: alert if minibatches have fewer episodes than this, as a mean over an update.
+        no_learning: alert if updates have no effect: the gradient is 0, or TRPO's line search accepts no step.
+        max_held_out_fall: alert if a metric on `val` has fallen from its best score by more than this fraction while
+            the reward rose.
+        held_out: metrics for `max_held_out_fall`; default: all metrics for which it is known whether higher is better,
+            except the reward itself.
+    """
+
+    enabled: bool = True
+    patience: Count = 3
+    window: Count = 10
+    max_ratio_gap: Positive | Literal["auto"] | None = "auto"
+    kl_times_target: Positive | None = 3.0
+    max_kl: Positive | None = 2.5
+    max_negative_kl: NonNegative | None = 0.1
+    min_entropy: NonNegative | None = 0.01
+    min_entropy_share: Fraction | None = 0.02
+    min_reward_spread: NonNegative | None = 1e-5
+    min_differing_groups: Fraction | None = 0.1
+    min_kept_groups: Fraction | None = 0.1
+    max_value_loss_growth: Positive | None = 10.0
+    min_explained_variance: Finite | None = -1.0
+    max_truncated_share: Fraction | None = 0.99
+    max_empty_share: Fraction | None = 0.9
+    max_duplicate_share: Fraction | None = 0.5
+    max_near_duplicate_share: Fraction | None = 0.5
+    max_length_correlation: Fraction | None = 0.9
+    max_clip_fraction: Fraction | None = 0.5
+    max_approx_kl: Positive | None = 0.2
+    min_minibatch_episodes: Count | None = 4
+    no_learning: bool = True
+    max_held_out_fall: Fraction | None = 0.25
+    held_out: list[HeldOutConfig] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +506,7 @@ class RunConfig(_AnyRunConfig):
     """
 
     tokenizer: TokenizerConfig
-    reward_fn: ComponentConfig
+    reward_fn: RewardConfig
     datapool: PromptPoolConfig
     env: EnvConfig = field(default_factory=EnvConfig)
     alg: AlgorithmConfig
@@ -309,8 +515,11 @@ class RunConfig(_AnyRunConfig):
     tiny_model: TinyModelConfig | None = None
 
 
+# --- blocks of supervised and preference runs ----------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
-class _OfflineAlgConfig:
+class _OfflineAlgConfig(Block):
     """Keys of `alg` that supervised runs and preference runs have in common.
 
     Args:
@@ -331,19 +540,28 @@ class _OfflineAlgConfig:
 
     model_type: Literal["causal", "seq2seq"]
     model_name: str
-    generation_kwargs: Arguments = field(default_factory=dict)
+    generation_kwargs: OfflineGenerationKwargs = field(default_factory=dict)
     training_args: Arguments = field(default_factory=dict)
     separator: str | None = None
     early_stopping_patience: Count | None = None
     early_stopping_threshold: NonNegative = 0.0
-    peft: Arguments | None = None
+    peft: Peft | None = None
     merge_on_save: bool = False
 
-    def __post_init__(self) -> None:
-        if self.model_type == "seq2seq" and self.separator is not None:
-            raise ValueError("separator: a seq2seq model does not join prompt and reference to one text; remove it")
+    @property
+    def is_causal(self) -> bool:
+        """True if the model is decoder-only."""
+        return self.model_type == "causal"
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        if not self.is_causal and self.separator is not None:
+            text = "separator: a seq2seq model does not join prompt and reference to one text; remove it"
+            yield ConfigIssue("", text)
         if self.early_stopping_patience is None and self.early_stopping_threshold:
-            raise ValueError("early_stopping_threshold has no effect without early_stopping_patience")
+            yield ConfigIssue("", "early_stopping_threshold has no effect without early_stopping_patience")
+        if self.merge_on_save and self.peft is None:
+            yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,19 +571,25 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
     Args:
         id: selects a supervised run.
         loss_on_prompt: for causal models: train on the prompts too, not only on the references.
+        block_length: tokens of an example of data that are texts without prompts; longer texts are divided. Default:
+            the longest text that model and tokenizer accept.
     """
 
     id: Literal["supervised"]
     loss_on_prompt: bool = False
+    block_length: BlockLength | None = None
 
-    def __post_init__(self) -> None:
-        if self.model_type == "seq2seq" and self.loss_on_prompt:
-            raise ValueError("loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it")
-        super().__post_init__()
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        if not self.is_causal and self.loss_on_prompt:
+            text = "loss_on_prompt: a seq2seq model reads the prompt and cannot learn to write it; remove it"
+            yield ConfigIssue("", text)
+        if not self.is_causal and self.block_length is not None:
+            yield ConfigIssue("block_length", "only causal models learn texts without prompts; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreferenceAlgConfig(_OfflineAlgConfig):
+class PreferenceAlgConfig(ComponentConfig, _OfflineAlgConfig):
     """The `alg` block of a preference run.
 
     Args:
@@ -377,12 +601,38 @@ class PreferenceAlgConfig(_OfflineAlgConfig):
             space there.
     """
 
-    id: str
-    args: Arguments = field(default_factory=dict)
+    registry = OBJECTIVES
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        if self.args.get("dropout") == "adapters" and not (self.peft or {}).get("lora_dropout"):
+            yield ConfigIssue("args.dropout", "'adapters' has no effect without alg.peft.lora_dropout above 0")
+
+        # Of supervised runs, with a loss of tokens.
+        if self.training_args.get("label_smoothing_factor"):
+            text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"
+            yield ConfigIssue("training_args.label_smoothing_factor", text)
+        if self.training_args.get("train_sampling_strategy") == "group_by_length":
+            text = "pairs are not grouped by length; use random"
+            yield ConfigIssue("training_args.train_sampling_strategy", text)
+
+        if self.writes_text:
+            return
+        if self.generation_kwargs:
+            text = f"{self.id} writes no text; it is evaluated on the preferences of val and test"
+            yield ConfigIssue("generation_kwargs", text)
+        if self.peft is not None and not self.merge_on_save:
+            text = f"must be true with peft: the output layer of {self.id} is not part of the adapters"
+            yield ConfigIssue("merge_on_save", text)
+
+    @property
+    def writes_text(self) -> bool:
+        """True if the trained model is a language model; a reward model is not."""
+        return bool(self.arguments.has_language_model)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupervisedEvaluationConfig:
+class SupervisedEvaluationConfig(Block):
     """The `train_evaluation` block of a supervised run.
 
     Args:
@@ -401,9 +651,9 @@ class SupervisedEvaluationConfig:
     generate: bool = True
     save_model: bool = True
 
-    def __post_init__(self) -> None:
+    def issues(self) -> Iterator[ConfigIssue]:
         if self.metrics and not self.generate:
-            raise ValueError("metrics need generate: true, since they score generated texts")
+            yield ConfigIssue("", "metrics need generate: true, since they score generated texts")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,7 +668,7 @@ class SupervisedConfig(_AnyRunConfig):
     """
 
     tokenizer: TokenizerConfig
-    datapool: ComponentConfig
+    datapool: DataPoolConfig
     alg: SupervisedAlgConfig
     train_evaluation: SupervisedEvaluationConfig
 
@@ -435,80 +685,15 @@ class PreferenceConfig(_AnyRunConfig):
     """
 
     tokenizer: TokenizerConfig
-    datapool: ComponentConfig
+    datapool: DataPoolConfig
     alg: PreferenceAlgConfig
     train_evaluation: SupervisedEvaluationConfig
 
 
 OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig
 AnyConfig: TypeAlias = RunConfig | OfflineConfig
-KINDS: dict[RunKind, type[AnyConfig]] = {
-    "on_policy": RunConfig,
-    "supervised": SupervisedConfig,
-    "preference": PreferenceConfig,
-}
-"""Kind of a run -> class of its config."""
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, data: bool = True) -> AnyConfig:
-    """Read a YAML file, apply overrides, and check it, including the first rows of the data files that it names.
-
-    Args:
-        path: the file.
-        overrides: `alg.args.learning_rate=1e-5`, applied in order.
-        data: see `parse_config`; an evaluation only needs the files of one split.
-
-    Raises:
-        ConfigError: lists all errors in the file, the overrides and the components' arguments.
-    """
-    mapping, repeated = read_yaml(path)
-    if "alg" not in mapping and not {"models", "post_training"}.isdisjoint(mapping):
-        text = f"this file has another format: rl4lms-like post-train --config {shlex.quote(str(path))}"
-        raise ConfigError([ConfigIssue("", text)], str(path))
-    changed, issues = apply_overrides(mapping, overrides)
-    return parse_config(changed, source=str(path), issues=repeated + issues, data=data)
-
-
-def parse_config(
-    mapping: Mapping[str, Any],
-    *,
-    source: str = "the config",
-    components: bool = True,
-    issues: Sequence[ConfigIssue] = (),
-    data: bool = False,
-) -> AnyConfig:
-    """Check a mapping without changing it, and return its config.
-
-    Args:
-        mapping: the six blocks of an RL run, or the four of a supervised or preference run.
-        source: name of the mapping in error messages.
-        components: look up ids and check their `args`; if false, only the blocks themselves are checked.
-        issues: errors found before, to be reported with the others.
-        data: check that the files of the data pool exist, and that their first rows have the configured columns.
-
-    Raises:
-        ConfigError: lists all errors.
-    """
-    blocks, comma_notices = without_stray_commas(mapping)
-    found = list(issues)
-    if components:
-        blocks, wrong = bind(blocks)
-        found += secret_issues(mapping) + wrong + cross_check(blocks)
-    if data and not any(issue.path.startswith("datapool") for issue in found):
-        found += data_issues(blocks)
-    kind = KINDS[run_kind(mapping)]
-    fields, wrong = check_arguments(kind, blocks, "", exclude=("notices",))
-    found = list(dict.fromkeys([*found, *wrong]))
-    found = [with_key_of_here(issue, is_rl=kind is RunConfig) for issue in found]
-    if found:
-        reported = _in_order_of(mapping, found)[:MAX_ISSUES]
-        more = [ConfigIssue("", f"and {len(found) - len(reported)} more")] if len(found) > len(reported) else []
-        raise ConfigError([*without_values(mapping, reported), *more], source)
-    config: AnyConfig = kind(**fields, notices=tuple(comma_notices + notices_of(blocks)))
-    return config
-
-
-def _in_order_of(mapping: Mapping[str, Any], issues: list[ConfigIssue]) -> list[ConfigIssue]:
-    """Sort errors by the order of their blocks in the file; those outside its blocks come first."""
-    rank = {str(block): index for index, block in enumerate(mapping)}
-    return sorted(issues, key=lambda issue: rank.get(issue.path.partition(".")[0], -1))
+def where_from(name: str) -> str:
+    """Return where a file or folder of a config was looked for, for messages; empty for an absolute path."""
+    return "" if with_home(name).is_absolute() else f" below {Path.cwd()}"

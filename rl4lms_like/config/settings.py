@@ -18,18 +18,17 @@ from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
-from rl4lms_like.engines.arguments import generate_arguments
-from rl4lms_like.envs.arguments import EnvArguments
+from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import PolicyArguments, generates_ahead
+from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
@@ -57,30 +56,36 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     Raises:
         ConfigError: lists all errors.
     """
-    places = {
-        f"{ARGS}.generation_kwargs": config.alg.policy.args.get("generation_kwargs"),
-        "train_evaluation.generation_kwargs": config.train_evaluation.generation_kwargs,
-    }
-    issues = [
-        ConfigIssue(f"{path}.{key}", message)
-        for path, kwargs in places.items()
-        for key, message in unknown_generation_arguments(kwargs or {}).items()
-    ]
-    issues += lora_conflicts(config.alg.policy.args.get("peft"), f"{ARGS}.peft")
-    algorithm, policy = ALGORITHMS.resolve(config.alg.id), POLICIES.resolve(config.alg.policy.id)
+    policy_args = config.alg.policy.args
+    issues = generation_issues(policy_args.get("generation_kwargs"), f"{ARGS}.generation_kwargs")
+    issues += generation_issues(config.train_evaluation.generation_kwargs, "train_evaluation.generation_kwargs")
+    issues += lora_conflicts(policy_args.get("peft"), f"{ARGS}.peft")
+
+    algorithm = ALGORITHMS.resolve(config.alg.id)
+    policy = POLICIES.resolve(config.alg.policy.id)
     if text := unsupported_with(algorithm, policy):
         issues.append(ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}"))
-    kwargs = config.alg.policy.args.get("optimizer_kwargs")
+
+    # The optimizer is known for the library's own classes and those derived from them.
+    kwargs = policy_args.get("optimizer_kwargs")
     if kwargs and hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
-        rms_prop = config.alg.args.get("use_rms_prop", getattr(algorithm.arguments_class, "use_rms_prop", False))
+        rms_prop = config.alg.algorithm.values.get("use_rms_prop", False)
         issues += _optimizer_issues(torch.optim.RMSprop if rms_prop else torch.optim.AdamW, kwargs)
-    own = config.alg.args.get("device")
-    issues += device_issues(own or config.device, "alg.args.device" if own else "device", here=here)
+
+    # The device of the algorithm replaces that of the config; two of the networks can have others.
+    device = config.alg.args.get("device")
+    issues += device_issues(device or config.device, "alg.args.device" if device else "device", here=here)
     for key in ("critic_device", "reference_device"):
-        if (device := config.alg.policy.args.get(key)) is not None:
-            issues += device_issues(device, f"{ARGS}.{key}", here=here)
+        if policy_args.get(key) is not None:
+            issues += device_issues(policy_args[key], f"{ARGS}.{key}", here=here)
     if issues:
         raise ConfigError(issues)
+
+
+def generation_issues(kwargs: Mapping[str, Any] | None, path: str) -> list[ConfigIssue]:
+    """Return an error for each generation argument at a path of the config that transformers does not accept."""
+    unknown = unknown_generation_arguments(kwargs or {})
+    return [ConfigIssue(f"{path}.{key}", message) for key, message in unknown.items()]
 
 
 def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, Any]) -> list[ConfigIssue]:
@@ -158,16 +163,18 @@ def check_ranks(config: RunConfig, n_ranks: int) -> None:
     """
     if n_ranks == 1:
         return
-    defaults = getattr(ALGORITHMS.resolve(config.alg.id), "arguments_class", None)
-    n_envs = config.env.n_envs
-    size: Any = config.alg.args.get("group_size") or getattr(defaults, "group_size", 1)
     issues = []
     if config.env.vec_env != "text":
         issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
-    if generates_ahead(config.alg.policy.args):
+    policy = policy_arguments_of(config.alg.policy.id, config.alg.policy.args)
+    if policy is not None and policy.is_ahead:
         issues.append(ConfigIssue(f"{ARGS}.engine.ahead", "needs a single process; start it without torchrun"))
     if config.train_evaluation.replay is not None:
         issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))
+
+    # Each process generates the responses of whole groups.
+    n_envs = config.env.n_envs
+    size = config.alg.algorithm.values.get("group_size") or 1
     if n_envs % (n_ranks * size):
         of_groups = f" in groups of {size}" if size > 1 else ""
         text = f"{n_envs} environments{of_groups} cannot be divided among {n_ranks} processes"
@@ -186,20 +193,13 @@ def check_fit(
             stop string contains a special token.
         ModelError: the tokenizer has tokens that the policy does not have, or the teacher has no tokenizer.
     """
-    wanted = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
     issues = []
     for key, network in networks.items():
-        if wanted is not None and auto_class_of(network) is not wanted:
-            kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
-            text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
-            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
-            continue
-        found, expected = n_tokens(network), n_tokens(networks["model_name"])
-        if found != expected and (key == "reference_model" or found < expected):  # others may be padded differently
-            text = f"{_NETWORKS[key]} has {found} tokens, the policy {expected}: they must have the same vocabulary"
-            issues.append(ConfigIssue(f"{ARGS}.{key}", text))
-        elif key == "teacher_model":
+        network_issues = _network_issues(config, key, network, n_policy_tokens=n_tokens(networks["model_name"]))
+        issues += network_issues
+        if key == "teacher_model" and not network_issues:
             issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
+
     for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
         special = [token for token in stripped_tokens(tokenizer) if token in string]
         if special:
@@ -207,22 +207,41 @@ def check_fit(
             issues.append(ConfigIssue(f"{ARGS}.generation_kwargs.{STOP_STRINGS}", text))
     if issues:
         raise ConfigError(issues)
+
     model_name = config.alg.policy.args["model_name"]
     check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
+
+
+def _network_issues(
+    config: RunConfig, key: str, network: PretrainedConfig, *, n_policy_tokens: int
+) -> list[ConfigIssue]:
+    """Return the error of a model of another family or vocabulary than the policy's."""
+    auto_class = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
+    if auto_class is not None and auto_class_of(network) is not auto_class:
+        kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
+        text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
+        return [ConfigIssue(f"{ARGS}.{key}", text)]
+
+    # Vocabularies of one tokenizer may be padded differently. The KL compares log-probs of all tokens of the reference.
+    n_network_tokens = n_tokens(network)
+    if n_network_tokens < n_policy_tokens or (key == "reference_model" and n_network_tokens != n_policy_tokens):
+        text = f"{_NETWORKS[key]} has {n_network_tokens} tokens, the policy {n_policy_tokens}"
+        return [ConfigIssue(f"{ARGS}.{key}", f"{text}: they must have the same vocabulary")]
+    return []
 
 
 def _tokenizer_issues(
     config: RunConfig, tokenizer: PreTrainedTokenizerBase, key: str, local_files_only: bool
 ) -> list[ConfigIssue]:
     """Return the error of a model whose own tokenizer has other tokens than that of the run."""
-    name, trusts = config.alg.policy.args[key], bool(config.alg.policy.args.get("trust_remote_code"))
-    other = load_tokenizer(name, trust_remote_code=trusts, local_files_only=local_files_only)
-    own, used = other.get_vocab(), tokenizer.get_vocab()
-    if own == used:
+    name = config.alg.policy.args[key]
+    is_trusted = bool(config.alg.policy.args.get("trust_remote_code"))
+    other = load_tokenizer(name, trust_remote_code=is_trusted, local_files_only=local_files_only)
+    n_different = len(set(other.get_vocab().items()) ^ set(tokenizer.get_vocab().items()))
+    if not n_different:
         return []
-    wrong = len(set(own.items()) ^ set(used.items()))
     text = f"{_NETWORKS[key]} {name!r} has another tokenizer than {config.tokenizer.model_name!r}"
-    return [ConfigIssue(f"{ARGS}.{key}", f"{text}: {wrong} tokens differ")]
+    return [ConfigIssue(f"{ARGS}.{key}", f"{text}: {n_different} tokens differ")]
 
 
 def check_weights(config: RunConfig, networks: Networks) -> bool:
@@ -255,12 +274,19 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         ConfigError: a network has fewer positions than they need, its log-probs would depend on the batch, or no limit
             of the prompt length is known.
     """
-    prompt, response = _prompt_length(config, tokenizer), response_length(config, networks["model_name"])
+    prompt = _prompt_length(config, tokenizer)
+    response = response_length(config, networks["model_name"])
+    # `max_episode_length` does not limit evaluations.
+    evaluated_kwargs = config.train_evaluation.generation_kwargs
+    if evaluated_kwargs is None:
+        evaluated_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
+
     for key, network in networks.items():
         positions = getattr(network.get_text_config(), "max_position_embeddings", None)
+        # An encoder-decoder has two texts, each with positions of its own.
         needed = max(prompt, response) if network.is_encoder_decoder else prompt + response
+        what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
         if positions is not None and needed > positions:
-            what = "the longer of prompt and response" if network.is_encoder_decoder else "prompt and response together"
             text = f"{_NETWORKS[key]} has {positions} positions, {what} may need {needed} (max_prompt_length {prompt}, "
             raise ConfigError([ConfigIssue("env.args", f"{text}response {response}): reduce these lengths")])
 
@@ -268,7 +294,9 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         limit = longest_independent_of_batch(network)
         if limit is None:
             continue
-        longest = max(response, _evaluated_length(config, network)) if key == "model_name" else response
+        longest = response
+        if key == "model_name":
+            longest = max(response, longest_response(evaluated_kwargs, is_causal=not network.is_encoder_decoder))
         needed = max(prompt, longest) if network.is_encoder_decoder else prompt + longest
         if needed > limit:
             text = f"{_NETWORKS[key]} may need {needed} tokens (max_prompt_length {prompt}, response {longest}): "
@@ -278,9 +306,9 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
 
 def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the maximum prompt length in tokens: the config's `max_prompt_length`, else the tokenizer's limit."""
-    given = config.env.args.get("max_prompt_length")
-    if given is not None:
-        return int(given)
+    limit = config.env.arguments.max_prompt_length
+    if limit is not None:
+        return limit
     try:
         return length_limit(tokenizer)
     except ConfigError as error:
@@ -289,24 +317,6 @@ def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int
 
 def response_length(config: RunConfig, network: PretrainedConfig) -> int:
     """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less."""
-    asked = generate_arguments(
-        config.alg.policy.args.get("generation_kwargs") or {},
-        max_new_tokens=EnvArguments(**config.env.args).max_episode_length,
-        eos_token_ids=(),
-        is_encoder_decoder=bool(network.is_encoder_decoder),
-    )
-    return int(asked["max_new_tokens"])
-
-
-def _evaluated_length(config: RunConfig, network: PretrainedConfig) -> int:
-    """Return the maximum response length of evaluations in tokens, which `max_episode_length` does not limit."""
-    generation_kwargs = config.train_evaluation.generation_kwargs
-    if generation_kwargs is None:
-        generation_kwargs = config.alg.policy.args.get("generation_kwargs") or {}
-    arguments = generate_arguments(
-        generation_kwargs,
-        max_new_tokens=None,
-        eos_token_ids=(),
-        is_encoder_decoder=bool(network.is_encoder_decoder),
-    )
-    return int(arguments["max_new_tokens"])
+    kwargs = config.alg.policy.args.get("generation_kwargs") or {}
+    limit = longest_response(kwargs, is_causal=not network.is_encoder_decoder)
+    return min(limit, config.env.arguments.max_episode_length)

@@ -110,16 +110,20 @@ def _constructed(text: str) -> tuple[Any, list[ConfigIssue]]:
         raise ValueError(f"more than {LONGEST:,} characters, the limit for configs")
     try:
         loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is None:
+        document = loader.get_single_node()
+        if document is None:
             return None, []
+
+        # Aliases are counted each time, before anything is built: few lines can describe billions of values.
         paths: dict[yaml.Node, str] = {}  # an alias has the path of its anchor
-        for n_values, (each, path) in enumerate(_nodes(node, "", 1), start=1):
+        for n_values, (node, path) in enumerate(_nodes(document, "", 1), start=1):
             if n_values > MOST_VALUES:
-                raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=each.start_mark)
-            paths.setdefault(each, path)
-        issues = [issue for each, path in paths.items() for issue in _issues(each, path)]
-        return loader.construct_document(node), issues
+                raise yaml.MarkedYAMLError(problem=f"more than {MOST_VALUES:,} values", problem_mark=node.start_mark)
+            paths.setdefault(node, path)
+
+        # Before the document is built: numbers in another base become texts.
+        issues = [issue for node, path in paths.items() for issue in _issues(node, path)]
+        return loader.construct_document(document), issues
     except RecursionError as error:
         raise ValueError(f"not valid YAML: {_TOO_DEEP}") from error
     # For `!!int ''`, `!!bool x` and the like, PyYAML's constructors raise errors of other classes.
@@ -204,10 +208,12 @@ def apply_values(
 def _set(container: Any, keys: list[str], value: Any) -> None:
     walked = ""
     for key in keys[:-1]:
-        place = _place(container, key, walked)
+        key_or_index = _place(container, key, walked)
+        # A block that is missing, or has nothing under it, is created.
         if isinstance(container, dict) and container.get(key) is None:
             container[key] = {}
-        container, walked = container[place], join(walked, key)
+        container = container[key_or_index]
+        walked = join(walked, key)
     container[_place(container, keys[-1], walked)] = value
 
 

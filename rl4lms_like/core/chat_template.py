@@ -113,6 +113,8 @@ class ChatTemplate:
             ConfigError: the template does not accept the messages; the error names the sample.
             DataPoolError: the last message is one of the assistant.
         """
+        if sample.learned == "text":  # no message of anybody
+            return sample
         messages = list(sample.messages or [{"role": "user", "content": sample.prompt_or_input_text}])
 
         # Not in front of another one: many templates accept a single system message, and only as the first.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+Learned: TypeAlias = Literal["response", "conversation", "text"]
+"""What a supervised run learns of a sample; see `Sample.learned`."""
 
 SPOKEN_KEYS = (("reasoning_content", "reasoning", "thinking"), ("tool_calls",))
 """Keys of an assistant's message with what the model is to write, besides `content`; names of the same together."""
@@ -28,6 +31,8 @@ class Sample:
         tools: descriptions of functions that the model may call, for the chat template; None if there are none.
         response_messages: text of a response -> the assistant's message that it stands for. Responses that have
             nothing but a content are not in it. Before a chat template has rendered the message, its text is JSON.
+        learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
+            messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
     """
 
     id: str
@@ -38,6 +43,7 @@ class Sample:
     rendered_prompt: str | None = None
     tools: list[dict[str, Any]] | None = None
     response_messages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    learned: Learned = "response"
 
     @classmethod
     def of_messages(

@@ -80,7 +80,10 @@ SAMPLERS = Registry(
     table={
         "difficulty": Entry(
             "rl4lms_like.data_pools.sampler:DifficultySampler", "prefers prompts that are neither too hard nor too easy"
-        )
+        ),
+        "shuffled": Entry(
+            "rl4lms_like.data_pools.sampler:ShuffledSampler", "draws every prompt once before it draws one again"
+        ),
     },
 )
 

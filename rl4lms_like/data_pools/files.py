@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Sample, response_text
+from rl4lms_like.core.sample import Learned, Sample, response_text
 from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
 from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
 from rl4lms_like.data_pools.splits import Splitting, names_of
@@ -77,8 +77,13 @@ class Columns:
             DataPoolError: neither a column nor a format gives the prompts, or a row does not fit.
         """
         formatted = row_format.read(rows, names_columns=prompt_column is not None, needs_names=True)
-        has_response = formatted.name != "columns"
-        samples = self.samples(formatted, prompt_column or PROMPT, split, has_response=has_response)
+        samples = self.samples(
+            formatted,
+            prompt_column or PROMPT,
+            split,
+            has_response=formatted.name != "columns",
+            learned="conversation" if self.last_message_as_reference else formatted.learned,
+        )
         pool = pool_class.of(samples, split, source)
         pool.row_format = formatted.description
         return pool
@@ -90,11 +95,15 @@ class Columns:
         split: str,
         *,
         has_response: bool = False,
+        learned: Learned = "response",
     ) -> Iterator[Sample]:
         """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`.
 
-        With `has_response`, the rows are those of a published format, whose response is a reference.
+        With `has_response`, the rows are those of a published format, whose response is a reference. `learned` is that
+        of the samples.
         """
+        if learned == "text" and (self.prompt_prefix or self.prompt_suffix):
+            raise DataPoolError("prompt_prefix and prompt_suffix: the format text has no prompts")
         reference_columns = self.reference_column or []
         if isinstance(reference_columns, str):
             reference_columns = [reference_columns]
@@ -123,12 +132,12 @@ class Columns:
             tools = tools_cell(row, self.tools_column, where, is_chat=not isinstance(prompt, str))
             if isinstance(prompt, str):
                 text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(sample_id, text, references, meta_data or None, tools=tools)
+                yield Sample(sample_id, text, references, meta_data or None, tools=tools, learned=learned)
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
             else:
                 sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools)
-                yield replace(sample, response_messages=whole_messages)
+                yield replace(sample, response_messages=whole_messages, learned=learned)
 
 
 def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -144,11 +153,19 @@ class DataFiles(Splitting):
 
     Args:
         path: one file for all splits, shuffled with `seed` and divided by `split_ratios`.
-        data_files: one file for each split.
+        data_files: one file for each split; a split whose file is null is empty.
     """
 
     path: str | None = None
-    data_files: dict[str, str] | None = None
+    data_files: dict[str, str | None] | None = None
+
+    def is_empty(self, split: str) -> bool:
+        """Return True if the file of a split is null."""
+        return self.data_files is not None and split in self.data_files and self.data_files[split] is None
+
+    def is_left_out(self, split: str) -> bool:
+        """Return True if the file of a split is null, or its fraction of the only file is 0."""
+        return self.is_empty(split) or (self.data_files is None and super().is_left_out(split))
 
     def file(self, split: str) -> Path:
         """Return the file of a split; a `DataPoolError` if not exactly one of `path` and `data_files` gives it."""
@@ -157,12 +174,16 @@ class DataFiles(Splitting):
             return with_home(self.path)
         if self.path is not None or self.data_files is None:
             raise DataPoolError("set either `path` (one file for all splits) or `data_files` (one file per split)")
-        if split not in self.data_files:
-            raise DataPoolError(f"data_files has no file for split {split!r}; it has {', '.join(self.data_files)}")
-        return with_home(self.data_files[split])
+        file = self.data_files.get(split)
+        if file is None:
+            files = ", ".join(self.data_files)
+            raise DataPoolError(f"data_files has no file for split {split!r}, it has {files}; null makes it empty")
+        return with_home(file)
 
     def rows(self, split: str, read: Callable[[Path], Iterable[T]]) -> tuple[Iterator[tuple[int, T]], str]:
         """Return the numbered rows of a split and its file; a file of its own is read only as far as needed."""
+        if self.is_empty(split):
+            return iter(()), f"data_files.{split}"
         file = self.file(split)
         if self.path is None:
             return islice(enumerate(islice(read(file), self.max_rows)), self.max_size), str(file)
@@ -193,6 +214,8 @@ class JsonlPool(TextGenPool):
             reference_column: one or more fields with references: a text, a list of texts or null.
             meta_columns: fields that are passed to rewards and metrics as `meta_info`.
         """
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, json_table_rows)
         return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
@@ -219,6 +242,8 @@ class CsvPool(TextGenPool):
             reference_column: one or more columns with one reference each.
             delimiter: separator of values; default: a tab in files named `.tsv` (`.tsv.gz`), else a comma.
         """
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
         return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
 
@@ -258,6 +283,8 @@ class TextPool(TextGenPool):
         unit = _SENTENCE if prompt_sentences else _WORD
         n_units = prompt_sentences or prompt_words
 
+        if files.is_empty(split):
+            return cls([])
         rows, source = files.rows(split, partial(_texts, separator=separator))
         samples = []
         for index, text in rows:

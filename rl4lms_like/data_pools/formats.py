@@ -5,6 +5,12 @@
     hh             {"chosen": "Human: Why?  Assistant: So.", "rejected": "Human: Why?  Assistant: Hm."}
     ultrafeedback  {"instruction": "Why?", "completions": [{"response": "So.", "overall_score": 8.0}, ...]}
 
+and the forms of TRL's data sets:
+
+    prompt_completion   {"prompt": "Why?", "completion": "So."}, texts or messages; with a `label` it is a preference
+    messages            {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}
+    text                {"text": "All of it is learned."}
+
 The turns of hh begin with two line breaks. A row gets the columns `prompt` and `response` and, of a preference,
 `chosen` and `rejected`; the others stay.
 """
@@ -18,17 +24,24 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, text_cell
+from rl4lms_like.core.sample import Learned
+from rl4lms_like.data_pools.tables import LocatedRow, cell, dict_rows, prompt_cell, text_cell
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.system.wording import agreement, shown
 
-FormatName: TypeAlias = Literal["columns", "sharegpt", "alpaca", "hh", "ultrafeedback"]
+FormatName: TypeAlias = Literal[
+    "columns", "sharegpt", "alpaca", "hh", "ultrafeedback", "prompt_completion", "messages", "text"
+]
 Row: TypeAlias = "Mapping[str, Any]"
 
 PROMPT = "prompt"
 RESPONSE = "response"
 CHOSEN = "chosen"
 REJECTED = "rejected"
+COMPLETION = "completion"
+LABEL = "label"
+MESSAGES = "messages"
+TEXT = "text"
 
 INPUT_TEMPLATE = "{instruction}\n\n{input}"
 
@@ -37,8 +50,19 @@ SIGNS: Mapping[str, str] = {
     "alpaca": "`instruction` with `output`, or with `chosen` and `rejected`",
     "hh": f"`{CHOSEN}` and `{REJECTED}` begin with two line breaks and 'Human:' and have an 'Assistant:'",
     "ultrafeedback": "`instruction` with `completions`",
+    "prompt_completion": f"`{PROMPT}` with `{COMPLETION}`",
+    "messages": f"`{MESSAGES}` with `role` and `content`",
+    "text": f"`{TEXT}` is the only column",
 }
 """Format -> how it is recognised."""
+
+LEARNED: Mapping[str, Learned] = {
+    "sharegpt": "conversation",
+    "alpaca": "conversation",
+    "messages": "conversation",
+    "text": "text",
+}
+"""Format -> what a supervised run learns of its rows, if it is not the response alone."""
 
 _ROLES = {
     **dict.fromkeys(("human", "user"), "user"),
@@ -59,7 +83,8 @@ class RowFormat:
 
     Args:
         format: format of a published data set, instead of names of columns: `sharegpt`, `alpaca`, `hh` (Anthropic),
-            `ultrafeedback`; `columns`: none of these. Default: recognised by the first row if no names are given.
+            `ultrafeedback`, or TRL's `prompt_completion`, `messages`, `text`; `columns`: none of these. Default:
+            recognised by the first row if no names are given.
         input_template: with the format `alpaca`: the prompt of a row with an input; without one, it is the instruction.
     """
 
@@ -100,6 +125,10 @@ class RowFormat:
             rows = chain([first], rows)
             if is_recognised:
                 name = recognised(first[1][1])
+
+                # A completion without a label is no preference: the columns of a pair are missing.
+                if needs_pairs and name == "prompt_completion" and LABEL not in first[1][1]:
+                    name = "columns"
             if self.input_template != INPUT_TEMPLATE and name != "alpaca":
                 raise DataPoolError(f"input_template has no effect on the format {name!r}; it is for alpaca")
             if name == "columns" and needs_names and not names_columns:
@@ -137,6 +166,11 @@ class FormattedRows:
             yield index, (where, converted)
 
     @property
+    def learned(self) -> Learned:
+        """Part of the rows that a supervised run learns."""
+        return LEARNED.get(self.name, "response")
+
+    @property
     def description(self) -> str | None:
         """Name of the format and how it was chosen; None for columns. Rows left out are known after the last one."""
         if self.name == "columns":
@@ -150,10 +184,13 @@ def recognised(row: Row) -> str:
     """Return the format of a row, `columns` if it is none of the published ones."""
     # A table with this column has the prompt in it, whatever its others are.
     if PROMPT in row:
-        return "columns"
-    turns = row.get("conversations")
-    first_turn = turns[0] if isinstance(turns, list) and turns else turns
-    has_turns = isinstance(first_turn, Mapping) and {"from", "value"} <= set(first_turn)
+        return "prompt_completion" if COMPLETION in row else "columns"
+    if set(row) == {TEXT}:
+        return "text"
+    if _is_list_of(row.get(MESSAGES), {"role", "content"}) and CHOSEN not in row:
+        return "messages"
+
+    has_turns = _is_list_of(row.get("conversations"), {"from", "value"})
     if has_turns and (CHOSEN not in row or isinstance(row[CHOSEN], Mapping)):
         return "sharegpt"
     if {"instruction", "completions"} <= set(row):
@@ -165,6 +202,12 @@ def recognised(row: Row) -> str:
     if all(isinstance(text, str) and text.startswith(_HUMAN) and _ASSISTANT in text for text in dialogues):
         return "hh"
     return "columns"
+
+
+def _is_list_of(value: Any, keys: set[str]) -> bool:
+    """Return whether a cell has objects with these keys, as a list or column by column."""
+    first = value[0] if isinstance(value, list) and value else value
+    return isinstance(first, Mapping) and keys <= set(first)
 
 
 # --- converters: the new columns of a row -----------------------------------------------------------------------------
@@ -276,6 +319,37 @@ def _of_ultrafeedback(row: Row, where: str, _: str) -> dict[str, Any]:
     return converted | {RESPONSE: best, CHOSEN: best, REJECTED: worst, "margin": best_score - worst_score}
 
 
+def _of_prompt_completion(row: Row, where: str, _: str) -> dict[str, Any]:
+    prompt = prompt_cell(row, PROMPT, where)
+    completion = prompt_cell(row, COMPLETION, where)
+    if isinstance(completion, str):
+        return {PROMPT: prompt, RESPONSE: completion}
+
+    # Of several messages, some may be the user's: which of them are learned would not be clear.
+    if len(completion) > 1 or completion[0]["role"] != "assistant":
+        raise DataPoolError(
+            f"{where}, column {COMPLETION!r}: expected one message of the assistant, got {len(completion)} messages; "
+            f"put those before the last one into {PROMPT!r}, or all into one column {MESSAGES!r}, of which all "
+            f"messages of the assistant are learned"
+        )
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    return {PROMPT: prompt, RESPONSE: completion[0]}
+
+
+def _of_messages(row: Row, where: str, _: str) -> dict[str, Any]:
+    messages = prompt_cell(row, MESSAGES, where)
+    if isinstance(messages, str):
+        raise DataPoolError(f"{where}, column {MESSAGES!r}: expected messages (role, content), got {shown(messages)}")
+    if len(messages) < 2 or messages[-1]["role"] != "assistant":
+        return {PROMPT: messages, RESPONSE: None}
+    return {PROMPT: messages[:-1], RESPONSE: messages[-1]}
+
+
+def _of_text(row: Row, where: str, _: str) -> dict[str, Any]:
+    return {PROMPT: "", RESPONSE: text_cell(row, TEXT, where)}
+
+
 def _score(completion: Row) -> float | None:
     for name in ("fine-grained_score", "overall_score"):
         try:
@@ -292,5 +366,8 @@ CONVERTERS: Mapping[str, Callable[[Row, str, str], dict[str, Any]]] = {
     "alpaca": _of_alpaca,
     "hh": _of_hh,
     "ultrafeedback": _of_ultrafeedback,
+    "prompt_completion": _of_prompt_completion,
+    "messages": _of_messages,
+    "text": _of_text,
 }
 """Format -> function of a row, its location and the template of inputs, which returns the new columns."""

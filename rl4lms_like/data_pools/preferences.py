@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from rl4lms_like.core.sample import Preference, Sample, response_text
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
-from rl4lms_like.data_pools.formats import PROMPT, RowFormat
+from rl4lms_like.data_pools.formats import COMPLETION, LABEL, PROMPT, RowFormat
 from rl4lms_like.data_pools.hf_dataset import dataset_rows
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
@@ -248,6 +248,8 @@ class PreferencePool(TextGenPool):
 
         # An empty split is an error, unless it was asked for: preference runs may have no test split.
         formatted = row_format.read(rows, names_columns=columns.has_names, needs_pairs=True)
+        if formatted.name == "prompt_completion":
+            columns = replace(columns, label_column=LABEL, response_column=COMPLETION)
         preferences = columns.preferences(formatted, split)
         pool = cls(list(preferences)) if files.is_left_out(split) else cls.of(preferences, split, source)
         pool.row_format = formatted.description

@@ -1,7 +1,9 @@
-"""Samplers of prompts: draw with replacement, in proportion to a probability of each sample.
+"""Samplers of prompts: with replacement, in proportion to a probability of each sample; or without replacement.
 
 probabilities   1.0   3.0   0.5
 cumulative      1.0   4.0   4.5     a draw is a random number below the total, located by bisection
+
+shuffled        2 0 1 | 0 2 1 | ... each pass over the samples in another random order
 """
 
 from __future__ import annotations
@@ -70,6 +72,9 @@ class PromptSampler:
         """Draw the next `size` samples."""
         return [self.samples[self.draw()] for _ in range(size)]
 
+    def put_back(self, n: int) -> None:
+        """Undo the last `n` draws, whose prompts got no response; with replacement this has no effect."""
+
     def update(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
         """Use the results of a rollout; called once after each.
 
@@ -112,6 +117,59 @@ class PrioritySampler(PromptSampler):
     def __init__(self, items: Items, priority_scale: float = 0.0, seed: int | None = None) -> None:
         super().__init__(items, seed)
         self.set_probabilities(_priorities(self.weights, priority_scale))
+
+
+class ShuffledSampler(PromptSampler):
+    """Sampler without replacement: all samples in a random order, then all in another one, and so on.
+
+    The order of a pass depends only on the seed and the number of the pass, so the state is the number of draws.
+
+    Args:
+        items: samples, or pairs of sample and weight; the weights of samples are not used.
+        seed: seed of the orders; default: from the operating system.
+
+    Attributes:
+        n_drawn: number of draws.
+
+    Raises:
+        DataPoolError: there are no items.
+    """
+
+    def __init__(self, items: Items, seed: int | None = None) -> None:
+        super().__init__(items, seed)
+        self._seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+        self.n_drawn = 0
+        self._order = np.empty(0, dtype=np.int64)  # [n_samples], of the pass `_order_of`
+        self._order_of = -1
+
+    def seed(self, seed: int) -> None:
+        super().seed(seed)
+        self._seed = seed
+        self.n_drawn = 0
+        self._order_of = -1
+
+    def draw(self) -> int:
+        n_passes, position = divmod(self.n_drawn, len(self))
+        if n_passes != self._order_of:
+            self._order = np.random.default_rng([self._seed, n_passes]).permutation(len(self))
+            self._order_of = n_passes
+        self.n_drawn += 1
+        return int(self._order[position])
+
+    def put_back(self, n: int) -> None:
+        self.n_drawn -= n
+
+    def update(self, sample_ids: Sequence[str], rewards: Sequence[float]) -> dict[str, float]:
+        return {"n_passes": self.n_drawn / len(self)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"seed": self._seed, "n_drawn": self.n_drawn}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._seed = state["seed"]
+        self.n_drawn = state["n_drawn"]
+        self._order_of = -1
 
 
 class DifficultySampler(PromptSampler):

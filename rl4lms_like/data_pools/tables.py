@@ -365,4 +365,9 @@ def dict_rows(value: Any, names: Sequence[str], where: str) -> Any:
     if not isinstance(value, Mapping):
         return value
     columns = [cell(value, name, where) for name in names]
+
+    # A single object is no table: its values are texts, which also have items and a length.
+    is_table = all(isinstance(column, list) for column in columns)
+    if not is_table or len({len(column) for column in columns}) != 1:
+        return value
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -70,6 +70,18 @@ class VllmArguments:
         ]
 
 
+def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:
+    """Return the maximum response length in tokens that generation arguments allow.
+
+    `max_length` counts the start token of an encoder-decoder model's response.
+    """
+    if generation_kwargs.get("max_new_tokens") is not None:
+        return int(generation_kwargs["max_new_tokens"])
+    max_length = generation_kwargs.get("max_length")
+    length = DEFAULT_LENGTH if max_length is None else int(max_length)
+    return length if is_causal else length - 1
+
+
 def generate_arguments(
     generation_kwargs: Mapping[str, Any],
     *,
@@ -89,12 +101,13 @@ def generate_arguments(
         is_encoder_decoder: True for seq2seq models.
     """
     arguments = {key: value for key, value in generation_kwargs.items() if key != "post_processing_fn"}
-    asked = arguments.pop("max_new_tokens", None)
-    max_length = arguments.pop("max_length", None)
-    if asked is None:
-        length = DEFAULT_LENGTH if max_length is None else max_length
-        asked = length - 1 if is_encoder_decoder else length
-    arguments["max_new_tokens"] = asked if max_new_tokens is None else min(asked, max_new_tokens)
+
+    # The smaller one of the config's and the environment's limit.
+    longest = longest_response(arguments, is_causal=not is_encoder_decoder)
+    arguments.pop("max_length", None)
+    arguments["max_new_tokens"] = longest if max_new_tokens is None else min(longest, max_new_tokens)
+
+    # At least so many tokens, as far as the limit allows; without an end token there is nothing to postpone.
     min_length = arguments.pop("min_length", None)
     if min_length is not None:
         arguments["min_new_tokens"] = min_length - 1 if is_encoder_decoder else min_length
@@ -102,6 +115,7 @@ def generate_arguments(
         arguments["min_new_tokens"] = arguments["max_new_tokens"]
     if not arguments.get("min_new_tokens") or not eos_token_ids:
         arguments.pop("min_new_tokens", None)
+
     arguments["eos_token_id"] = list(eos_token_ids) or None
     arguments.pop(STOP_STRINGS, None)
     return arguments

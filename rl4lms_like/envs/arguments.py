@@ -1,15 +1,21 @@
-"""Arguments of the environment (the `env.args` block), with defaults and meaning. Does not import torch."""
+"""The `env` block and its `args`: all arguments of the environment with their defaults. Does not import torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Annotated, Any, Literal
 
-from rl4lms_like.system.numbers import Count, NonNegative, Whole
+from pydantic import AfterValidator
+
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.numbers import Count, NonNegative, Positive, Processes, Prompts, Whole
+from rl4lms_like.system.schema import Block, coerced_mapping
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvArguments:
+class EnvArguments(Block):
     """Arguments of the text environment.
 
     Args:
@@ -30,3 +36,41 @@ class EnvArguments:
     context_start_token: Whole | None = None
     prompt_truncation_side: Literal["left", "right"] = "left"
     priority_scale: NonNegative = 0.0
+
+
+EnvArgs = Annotated[dict[str, Any], AfterValidator(partial(coerced_mapping, EnvArguments))]
+"""Type of a mapping with arguments of the environment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvConfig(Block):
+    """The `env` block.
+
+    Args:
+        n_envs: number of prompts that are generated together.
+        vec_env: `text` generates whole episodes in this process. `dummy` and `subproc` are vectorized environments of
+            Stable-Baselines3, which step token by token.
+        reward_workers: number of processes that compute rewards; 0 computes them in this process.
+        reward_timeout: time limit in seconds for computing the rewards of `n_envs` episodes; with `reward_workers`, of
+            the part that one worker gets. null sets no limit.
+        args: arguments of `TextGenEnv`.
+    """
+
+    n_envs: Prompts = 1
+    vec_env: Literal["text", "dummy", "subproc"] = "text"
+    reward_workers: Processes = 0
+    reward_timeout: Positive | None = None
+    args: EnvArgs = field(default_factory=dict)
+
+    @cached_property
+    def arguments(self) -> EnvArguments:
+        """Typed view of `args`."""
+        return EnvArguments(**self.args)
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if self.vec_env == "text":
+            return
+        for key in ("reward_workers", "reward_timeout"):
+            if getattr(self, key):
+                text = f"requires vec_env 'text', got {self.vec_env!r}, which calls the reward in each step"
+                yield ConfigIssue(key, text)

@@ -24,10 +24,13 @@ from rl4lms_like.core.observation import KEYS, Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import contains_any
 from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
+from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
+from rl4lms_like.rewards.python_function import column_issues, reward_of
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.schema import checked_block
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -47,7 +50,8 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
 
     Args:
         tokenizer: encodes prompts and decodes responses; it is not modified.
-        reward_function: a `RewardFunction` or `BatchedRewardFunction`.
+        reward_function: a `RewardFunction` or `BatchedRewardFunction`; a function of texts or of tokens; or a list of
+            these, also as pairs (reward, weight), which are added up.
         samples: source of the prompts: samples, or pairs of sample and weight (a pool).
         max_episode_length: T, tokens.
         max_prompt_length: P, tokens. Default: the tokenizer's `model_max_length`.
@@ -63,7 +67,8 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             with a `context_start_token`.
 
     Raises:
-        ConfigError: an argument without a usable default is missing.
+        ConfigError: an argument has a wrong value, or one without a usable default is missing; a function cannot be a
+            reward, or has a parameter that no sample has as a column.
         DataPoolError: there are no samples to draw.
     """
 
@@ -72,7 +77,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
     def __init__(
         self,
         tokenizer: PreTrainedTokenizerBase,
-        reward_function: AnyReward,
+        reward_function: AnyReward | Callable[..., Any] | Sequence[Any],
         samples: Iterable[Sample | tuple[Sample, float]],
         max_episode_length: int = 512,
         max_prompt_length: int | None = None,
@@ -86,6 +91,16 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         stop_strings: Sequence[str] = (),
         is_encoder_decoder: bool = False,
     ) -> None:
+        arguments = {
+            "max_episode_length": max_episode_length,
+            "max_prompt_length": max_prompt_length,
+            "terminate_on_eos": terminate_on_eos,
+            "context_start_token": context_start_token,
+            "prompt_truncation_side": prompt_truncation_side,
+            "priority_scale": priority_scale,
+        }
+        checked_block(EnvArguments, arguments, "the arguments of the environment")
+
         self.layout = TextLayout(
             tokenizer,
             max_prompt_length=max_prompt_length or length_limit(tokenizer),
@@ -94,7 +109,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             prompt_truncation_side=prompt_truncation_side,
             is_encoder_decoder=is_encoder_decoder,
         )
-        self.reward_function = reward_function
+        self.reward_function = reward_of(reward_function)
 
         # Ends of an episode: the length limit truncates it, end-of-text tokens and stop strings terminate it.
         self.max_episode_length = max_episode_length
@@ -108,6 +123,8 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         self.observation_space = _observation_space(self.layout, max(vocab_size or 0, len(tokenizer)))
 
         self.sampler = make_sampler(samples) if make_sampler else PrioritySampler(samples, priority_scale)
+        if issues := column_issues(self.reward_function, self.sampler.samples, "reward_function"):
+            raise ConfigError(issues, "the environment's arguments")
         self._prompt_ids: dict[int, np.ndarray] = {}  # index of the sample -> [prompt_length], not padded
 
         # State of the current episode; there is none before the first `reset`.

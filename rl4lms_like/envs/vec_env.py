@@ -20,12 +20,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.envs.env import TextGenEnv
-from rl4lms_like.envs.workers import RewardWorkers
-from rl4lms_like.rewards.call import TokenRewards, score_episodes_in_parts, texts_to_score
-from rl4lms_like.rewards.time_limit import TimeIsUp, check_time_limit, within
+from rl4lms_like.envs.scoring import EpisodeScorer
+from rl4lms_like.rewards.call import texts_to_score
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.system.schema import checked_block
 
 
 class TextVecEnv(DummyVecEnv):
@@ -44,6 +45,7 @@ class TextVecEnv(DummyVecEnv):
     Attributes:
         reward_parts: name -> contribution of that part of a combined reward to the rewards that `play` returned last,
             flat `[n_tokens]`; empty if the reward has no parts.
+        scorer: computes the rewards of finished episodes.
         group_size: `reset` draws one prompt for this many consecutive environments; it divides `n_envs`.
 
     Raises:
@@ -63,21 +65,18 @@ class TextVecEnv(DummyVecEnv):
         ranks: Ranks | None = None,
         **kwargs: Any,
     ) -> None:
-        # Without workers the time limit is a signal's, which not every system and thread has.
-        if not reward_workers:
-            check_time_limit(reward_timeout)
+        settings = {"n_envs": n_envs, "reward_workers": reward_workers, "reward_timeout": reward_timeout}
+        checked_block(EnvConfig, settings, "the arguments of the environment")
 
         # Siblings share one sampler: prompts do not depend on how they are divided among the environments.
         first = TextGenEnv(*args, **kwargs)
         super().__init__([first.sibling] * n_envs)
         self.group_size = 1
         self.ranks = ranks or Ranks()
+        self._n_unplayed = 0  # prompts that the last `reset` drew, until an episode of theirs is played
 
         self.reward_parts: dict[str, np.ndarray] = {}
-        self._timeout = reward_timeout
-        self._workers: RewardWorkers | None = None
-        if reward_workers:
-            self._workers = RewardWorkers(first.reward_function, first.layout, reward_workers, reward_timeout)
+        self.scorer = EpisodeScorer(first.reward_function, first.layout, reward_workers, reward_timeout)
 
     @property
     def layout(self) -> TextLayout:
@@ -96,24 +95,49 @@ class TextVecEnv(DummyVecEnv):
         self._reset_seeds()
         if seeds[0] is not None:
             self.envs[0].sampler.seed(seeds[0])
+            self.keep_prompts()
         return seeds
 
     def reset(self) -> Any:
-        """Start an episode in each environment, those of a group with the same sample."""
-        if self.group_size == 1 and self.ranks.size == 1:
-            return super().reset()
+        """Start an episode in each environment, those of a group with the same sample.
 
-        # One draw for each group of all processes; the environments of this process are a slice of them.
-        all_samples = []
-        for sample in self.envs[0].sampler.sample(self.num_envs * self.ranks.size // self.group_size):
-            all_samples += [sample] * self.group_size
-        first = self.num_envs * self.ranks.rank
-        return self.start(all_samples[first : first + self.num_envs])
+        Prompts of the last `reset` that no episode was played of are put back first: `learn` resets before it collects
+        its first rollout, for instance, which resets again.
+        """
+        sampler = self.envs[0].sampler
+        n_prompts = self.num_envs * self.ranks.size // self.group_size
+        sampler.put_back(self._n_unplayed)
+        if self.group_size == 1 and self.ranks.size == 1:
+            observation = super().reset()
+        else:
+            # One draw for each group of all processes; the environments of this process are a slice of them.
+            all_samples = []
+            for sample in sampler.sample(n_prompts):
+                all_samples += [sample] * self.group_size
+            first = self.num_envs * self.ranks.rank
+            observation = self.start(all_samples[first : first + self.num_envs])
+        self._n_unplayed = n_prompts
+        return observation
 
     def start(self, samples: Sequence[Sample]) -> Any:
         """Start an episode in each environment, with these samples in place of those of the sampler."""
+        self.keep_prompts()
         self.set_options([{"sample": sample} for sample in samples])
         return super().reset()
+
+    def keep_prompts(self) -> None:
+        """Count the prompts of the last `reset` as used, so that the next one does not put them back."""
+        self._n_unplayed = 0
+
+    def put_back(self, n_batches: int) -> None:
+        """Put back the prompts of the last resets, of which no episode was played."""
+        n_prompts = self.num_envs * self.ranks.size // self.group_size
+        self.envs[0].sampler.put_back(n_batches * n_prompts)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Call `DummyVecEnv.step_async`: episodes of the current prompts are played."""
+        self.keep_prompts()
+        super().step_async(actions)
 
     def play(self, episodes: EpisodeBatch) -> np.ndarray:
         """Return the task rewards of whole responses to the current prompts; call `reset` afterwards.
@@ -134,30 +158,20 @@ class TextVecEnv(DummyVecEnv):
         # The environments' own episodes are over: `step` must not continue them.
         for env in self.envs:
             env.leave()
+        self.keep_prompts()
 
         try:
-            rewards = self._score(final_states)
+            rewards = self.scorer.score(final_states)
         except RewardError as error:
             error.texts = texts_to_score(self.samples, [state.context_text for state in final_states])
             raise
         self.reward_parts = rewards.parts
         return rewards.total
 
-    def _score(self, final_states: Sequence[Observation]) -> TokenRewards:
-        """Return the reward of every token, computed by the workers or, within the time limit, in this process."""
-        if self._workers is not None:
-            return self._workers.score(final_states)
-
-        reward = self.envs[0].reward_function
-        try:
-            return within(self._timeout, lambda: score_episodes_in_parts(reward, final_states))
-        except TimeIsUp as error:  # raised between two calls of the reward, hence not attributed to a sample
-            raise RewardError(f"{type(reward).__name__} failed on a batch of {len(final_states)}: {error}") from error
-
     @property
     def reward_restarts(self) -> int | None:
         """Number of restarts of the reward workers; None without workers."""
-        return None if self._workers is None else self._workers.restarts
+        return self.scorer.restarts
 
     def _final_states(self, episodes: EpisodeBatch) -> list[Observation]:
         """Return the last observation of each episode `[n_envs]`."""
@@ -192,9 +206,9 @@ class TextVecEnv(DummyVecEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state returned by `state_dict`; takes effect at the next `reset`."""
         self.envs[0].load_state_dict(state)
+        self.keep_prompts()  # the sampler's position is no longer after those of the last `reset`
 
     def close(self) -> None:
         """Stop the reward workers, if there are any."""
-        if self._workers is not None:
-            self._workers.close()
+        self.scorer.close()
         super().close()

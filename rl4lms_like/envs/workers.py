@@ -38,6 +38,7 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import TokenRewards, is_batched, named, score_episodes_in_parts
+from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.wording import raised
 
@@ -95,6 +96,7 @@ class RewardWorkers:
         self._timeout = timeout
         self._n_chunks = n_workers if is_batched(reward_fn) else n_workers * _CHUNKS_PER_WORKER
         self.restarts = 0
+        self._keeps_state = False
 
         # cloudpickle also pickles classes of a script or notebook, which the workers cannot import.
         try:
@@ -112,12 +114,16 @@ class RewardWorkers:
         self._started_at = self._context.RawArray("d", self._n_chunks)
         self._pool: ProcessPoolExecutor | None = None
 
-    def score(self, episodes: Sequence[Observation]) -> TokenRewards:
+    def score(self, episodes: Sequence[Observation], *, keeps_state: bool = False) -> TokenRewards:
         """Return the rewards of all tokens, as `score_episodes_in_parts` does.
+
+        With `keeps_state` each worker restores the state that the reward had before the chunk.
 
         Raises:
             RewardError: the reward failed in a worker, or processes ended or timed out twice.
         """
+        self._keeps_state = keeps_state
+
         # At most `_n_chunks` chunks of consecutive episodes, so that joining them restores the order of the tokens.
         size = -(-len(episodes) // self._n_chunks)  # rounded up
         chunks = [episodes[start : start + size] for start in range(0, len(episodes), size)]
@@ -218,7 +224,7 @@ class RewardWorkers:
         for episode in chunk:
             parcels.append((episode.sample, np.array(episode.prompt_ids), np.array(episode.action_ids)))
         try:
-            return pool.submit(_score, index, parcels)
+            return pool.submit(_score, index, parcels, self._keeps_state)
         except BrokenProcessPool:
             raise
         except (OSError, EOFError, RuntimeError) as error:
@@ -329,8 +335,8 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _score(index: int, parcels: list[_Parcel]) -> TokenRewards:
-    """Score a chunk in a worker."""
+def _score(index: int, parcels: list[_Parcel], keeps_state: bool) -> TokenRewards:
+    """Score a chunk in a worker; with `keeps_state` restore the state of the reward afterwards."""
     # At the first chunk, not when the process starts: there an error would only break the pool.
     global _received
     if _received is None:
@@ -346,4 +352,10 @@ def _score(index: int, parcels: list[_Parcel]) -> TokenRewards:
     episodes = []
     for sample, prompt_ids, action_ids in parcels:
         episodes.append(Observation(sample, prompt_ids, action_ids, n_actions=len(action_ids), layout=layout))
-    return score_episodes_in_parts(reward_fn, episodes)
+
+    state = state_of(reward_fn) if keeps_state else None
+    try:
+        return score_episodes_in_parts(reward_fn, episodes)
+    finally:
+        if state is not None:
+            load_state(reward_fn, state)

@@ -1,7 +1,9 @@
 """Compute the tokens, episodes, minibatches and optimizer steps of a config before it runs.
 
-    iteration   n_steps * n_envs tokens at least      collected in generation batches of n_envs whole episodes
-    update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each
+    iteration   n_steps * n_envs tokens at least,     collected in generation batches of n_envs whole episodes
+                or n_episodes
+    update      n_epochs passes over them             in minibatches of whole episodes, about batch_size tokens each,
+                                                      or of minibatch_episodes
 
 All numbers are for episodes of one length, by default the longest. With shorter episodes, the same number of tokens
 needs more of them, each with its prompt.
@@ -10,12 +12,13 @@ needs more of them, each with its prompt.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.notices import is_causal, response_limit
 from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.arguments import EnvArguments
 
 # Size of kept rollouts in bytes, besides the tensors.
@@ -28,7 +31,8 @@ HEADER_BYTES = 25_000  # of the states of the random generators
 class BatchPlan:
     """Batch sizes and step counts of a run, for episodes of one length."""
 
-    tokens_per_rollout: int  # minimum
+    is_in_episodes: bool  # the size of a rollout is a number of episodes, otherwise of tokens
+    tokens_per_rollout: int  # minimum; with a number of episodes, the maximum
     response_tokens: int  # of a response
     prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
     prompts_per_batch: int  # per `generate` call, each with one response
@@ -55,7 +59,7 @@ class BatchPlan:
 
     @property
     def tokens(self) -> int:
-        """Minimum number of tokens that the run generates for training."""
+        """Number of tokens that the run generates for training: the minimum; with `is_in_episodes`, the maximum."""
         return self.n_iters * self.tokens_per_rollout
 
     @property
@@ -124,15 +128,29 @@ class BatchPlan:
         n_theirs = self.rl4lms_steps_per_iteration
         theirs = "" if n_theirs is None else f" (RL4LMs: {n_theirs:,})"
 
+        # A size in tokens is a minimum, since episodes are whole. A size in episodes is exact.
+        if self.is_in_episodes:
+            rollout = [
+                ("episodes per rollout", f"{self.episodes:,}"),
+                ("tokens per rollout", f"at most {self.tokens_per_rollout:,}, {self.response_tokens:,} per episode"),
+            ]
+            total = f"{self.n_iters * self.episodes:,} in {self.n_iters:,} iterations"
+            in_all = ("episodes in all", total)
+        else:
+            rollout = [
+                ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
+                ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
+            ]
+            in_all = ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations")
+
         return [
-            ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
-            ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
+            *rollout,
             ("generation batches", f"{self.generation_batches:,} of {self._prompts}"),
             ("minibatches per epoch", f"{self.minibatches:,} of {_episodes(self.minibatch_episodes)}"),
             ("forward passes", self._forward_passes),
             ("epochs per iteration", f"{self.n_epochs:,}"),
             ("optimizer steps", f"{self.steps_per_iteration:,} per iteration{theirs}, {self.steps:,} in all"),
-            ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations"),
+            in_all,
         ]
 
 
@@ -152,19 +170,34 @@ def plan_batches(
     args: dict[str, Any] = blocks["alg"]["args"]
     env = EnvArguments(**blocks["env"]["args"])
 
-    # A rollout: generation batches of `n_envs` whole episodes, until there are `n_steps` tokens for each environment.
     n_envs = config.env.n_envs
-    tokens = int(args.get("n_steps") or 1) * n_envs
-    response = min(env.max_episode_length, response_limit(blocks, "alg.policy.args.generation_kwargs"))
+    kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
+    response = min(env.max_episode_length, longest_response(kwargs, is_causal=config.is_causal))
     if shortest:
-        response = min(_shortest_response(blocks, env), response)
-    generations = math.ceil(tokens / (n_envs * response))
+        response = min(_shortest_response(kwargs, env, is_causal=config.is_causal), response)
+
+    # A rollout: generation batches of `n_envs` whole episodes, until there are `n_episodes`, or `n_steps` tokens for
+    # each environment.
+    n_episodes = args.get("n_episodes")
+    if n_episodes is not None:
+        generations = math.ceil(n_episodes / n_envs)
+        tokens = n_episodes * response
+    else:
+        tokens = int(args.get("n_steps") or 1) * n_envs
+        generations = math.ceil(tokens / (n_envs * response))
     episodes = generations * n_envs
 
     # An update: passes over minibatches of whole episodes. TRPO updates only the critic in several passes.
     batch_size = args.get("batch_size")
     n_epochs = int(args.get("n_epochs") or args.get("n_critic_updates") or 1)
     minibatch = _fitting(batch_size, response, episodes)
+    if args.get("minibatch_episodes") is not None:
+        minibatch = min(args["minibatch_episodes"], episodes)
+
+    # RL4LMs' sizes are in tokens.
+    rl4lms_steps = None
+    if n_episodes is None and batch_size:
+        rl4lms_steps = n_epochs * math.ceil(tokens / int(batch_size))
 
     group_size = int(args.get("group_size") or 1)
     if shares_prompts is None:
@@ -172,6 +205,7 @@ def plan_batches(
         in_training_mode = policy_args.get("dropout") or policy_args.get("gradient_checkpointing")
         shares_prompts = not in_training_mode and config.distributed.strategy != "fsdp"
     return BatchPlan(
+        is_in_episodes=n_episodes is not None,
         tokens_per_rollout=tokens,
         response_tokens=response,
         prompt_tokens=env.max_prompt_length if prompt_tokens is None else prompt_tokens,
@@ -185,20 +219,19 @@ def plan_batches(
         minibatches=math.ceil(episodes / minibatch),
         n_epochs=n_epochs,
         n_iters=config.train_evaluation.n_iters,
-        rl4lms_steps_per_iteration=n_epochs * math.ceil(tokens / int(batch_size)) if batch_size else None,
+        rl4lms_steps_per_iteration=rl4lms_steps,
     )
 
 
-def _shortest_response(blocks: dict[str, Any], env: EnvArguments) -> int:
+def _shortest_response(kwargs: Mapping[str, Any], env: EnvArguments, *, is_causal: bool) -> int:
     """Return the smallest number of tokens of a response, without the limits of its length."""
-    kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
     if not env.terminate_on_eos and not kwargs.get("stop_strings"):
         return env.max_episode_length
 
     # RL4LMs' `min_length` counts the decoder's start token.
     minimum = kwargs.get("min_new_tokens") or 0
     if kwargs.get("min_length"):
-        minimum = int(kwargs["min_length"]) - (0 if is_causal(blocks) else 1)
+        minimum = int(kwargs["min_length"]) - (0 if is_causal else 1)
     return max(int(minimum), 1)
 
 

@@ -23,6 +23,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    processes; + the policy's whole weights in the rollout (they are gathered to generate)
                              + in the update whole weights and gradients of three blocks and of all that is in no block
 
+A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout, and logits of a
+whole batch: four float32 buffers [tokens of prompts and references, vocabulary].
+
 Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
 and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of
 short responses has more episodes, each with its prompt. docs/configuration.md compares estimates with measurements.
@@ -44,10 +47,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.notices import is_causal
-from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.core.token_masks import packed_size
+from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
@@ -78,6 +82,10 @@ STARTED = 30 * 2**20
 """Bytes of a process that exist after its first passes only: code of kernels, threads (measured with a tiny model)."""
 
 
+TRAINER_BYTES = 80 * 2**20
+"""Main memory of the libraries that transformers' Trainer needs, which are not loaded by `check`."""
+
+
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Estimated memory in bytes, by part in order of allocation, for responses of full length."""
@@ -88,6 +96,7 @@ class MemoryEstimate:
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
     freed_by_adapters: int = 0  # memory that the allocator cannot use again
+    parameters: str = ""  # numbers of weights that are trained, of all weights, by network
     shortest: MemoryEstimate | None = None  # the same for the shortest responses
 
     @property
@@ -146,9 +155,32 @@ class MemoryEstimate:
 
         # Between the two numbers a run may fit or not; it depends on the lengths of its responses too.
         verdict = "tight" if self.lower <= self.available else "does not fit"
+        return f"{verdict}: {size}; {self.advice}"
+
+    @property
+    def advice(self) -> str:
+        """Settings that need less memory, as the end of a sentence."""
         return (
-            f"{verdict}: {size}; a smaller alg.args.micro_batch_size, "
+            "a smaller alg.args.micro_batch_size, "
             "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
+        )
+
+
+@dataclass(frozen=True)
+class SupervisedMemoryEstimate(MemoryEstimate):
+    """Estimated memory of a supervised run; `rollout` is the peak of its evaluations."""
+
+    @property
+    def rollout(self) -> int:
+        """Peak of the evaluations, bytes: of generation. The gradients of the last step are freed by then."""
+        return self._always + self.parts["KV cache"]
+
+    @property
+    def advice(self) -> str:
+        """Settings that need less memory, as the end of a sentence."""
+        return (
+            "a smaller per_device_train_batch_size with more gradient_accumulation_steps, gradient_checkpointing: true "
+            "or bf16: true (alg.training_args), or alg.peft need less"
         )
 
 
@@ -170,7 +202,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     bytes_per_weight = FLOAT / n_parts  # in each process
 
     # The networks. Those on devices of their own need none of this device's memory.
-    policy = NetworkShapes(arguments.model_name, arguments, causal=is_causal(blocks))
+    policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
     critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
     n_reference = _reference(policy) if has_reference else 0
@@ -183,6 +215,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     # AdamW has two moments for each trained weight, RMSProp one. Mask models and gathered weights are not split.
     n_moments = 1 if args.get("use_rms_prop") else 2
     n_trained = policy.trained + critic.n_trained
+    parameters = f"{policy.trained:,} of {policy.parameters:,} of the policy"
+    if critic.n_trained:
+        parameters += f", {critic.n_trained:,} of the critic"
     gathered = 0
     if n_parts > 1:
         gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
@@ -229,10 +264,88 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         if device == "cpu" and arguments.peft is not None:
             freed_by_adapters = int(FREED_BY_ADAPTERS[arguments.dtype] * sizes["activations"])
         return MemoryEstimate(
-            sizes, other_gradients, device, available, gathered=gathered, freed_by_adapters=freed_by_adapters
+            sizes,
+            other_gradients,
+            device,
+            available,
+            gathered=gathered,
+            freed_by_adapters=freed_by_adapters,
+            parameters=parameters,
         )
 
     return replace(of_responses(shortest=False), shortest=of_responses(shortest=True))
+
+
+def estimate_supervised_memory(
+    config: SupervisedConfig, *, prompt_tokens: int, response_tokens: int
+) -> SupervisedMemoryEstimate:
+    """Estimate the peak memory of a supervised run, for examples of one length.
+
+    Args:
+        config: of the run.
+        prompt_tokens: of the longest prompt.
+        response_tokens: of the longest reference, with its end.
+
+    Raises:
+        ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
+    """
+    config = with_embedded_models(config)
+    training = config.alg.training_args
+    known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
+    known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
+    known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
+    causal = config.alg.model_type == "causal"
+    model = NetworkShapes(config.alg.model_name, PolicyArguments.known_in(known), causal=causal, has_dropout=True)
+    device, available = _device(config)
+
+    # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
+    batch_size = int(training.get("per_device_train_batch_size") or 8)
+    plan = BatchPlan(
+        is_in_episodes=True,
+        tokens_per_rollout=batch_size * response_tokens,
+        response_tokens=response_tokens,
+        prompt_tokens=prompt_tokens,
+        prompts_per_batch=config.train_evaluation.eval_batch_size,
+        group_size=1,
+        generation_batches=1,
+        episodes=batch_size,
+        minibatch_episodes=batch_size,
+        micro_batch_size=None,
+        shares_prompts=False,
+        minibatches=1,
+        n_epochs=1,
+        n_iters=1,
+        rl4lms_steps_per_iteration=None,
+    )
+    kwargs = config.alg.generation_kwargs
+    max_new_tokens = int(kwargs.get("max_new_tokens") or kwargs.get("max_length") or DEFAULT_LENGTH)
+    generation = replace(plan, response_tokens=max_new_tokens)
+
+    # A causal model has logits of its prompts, too: its output, the copy without the last token, their log-softmax, and
+    # a gradient.
+    n_logits = response_tokens + (prompt_tokens if causal else 0)
+    sizes = {
+        "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
+        "model weights": FLOAT * model.parameters,
+        "optimizer state": 2 * FLOAT * model.trained,
+        "gradients": FLOAT * model.trained,
+        "activations": model.activations(plan),
+        "logits": 4 * FLOAT * batch_size * n_logits * int(model.config.vocab_size),
+        "KV cache": model.cache(generation) if config.train_evaluation.generate else 0,
+    }
+
+    # With several passes per step, all gradients exist during the later ones.
+    is_single_pass = int(training.get("gradient_accumulation_steps") or 1) == 1
+    gradients = sizes["gradients"]
+    if is_single_pass and config.alg.peft is None and not known["gradient_checkpointing"]:
+        gradients = FLOAT * model.output_layer
+    freed_by_adapters = 0
+    if device == "cpu" and config.alg.peft is not None:
+        freed_by_adapters = int(FREED_BY_ADAPTERS[known["dtype"]] * sizes["activations"])
+    parameters = f"{model.trained:,} of {model.parameters:,}"
+    return SupervisedMemoryEstimate(
+        sizes, gradients, device, available, freed_by_adapters=freed_by_adapters, parameters=parameters
+    )
 
 
 def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
@@ -313,7 +426,7 @@ class NetworkShapes:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
     """
 
-    def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool) -> None:
+    def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool, has_dropout: bool = False) -> None:
         name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
         try:
             self.config: Any = AutoConfig.from_pretrained(
@@ -331,8 +444,15 @@ class NetworkShapes:
         except (ValueError, ImportError, ModelError) as error:
             raise ModelError(f"cannot build {model_name!r} from its config: {error}") from error
 
-        # The config of a model that also reads images has one for its text model.
+        # Dropout keeps its masks. What leaves out whole layers at random cannot be done with fake tensors.
         model = self._model
+        if has_dropout:
+            model.train()
+            for module in model.modules():
+                if hasattr(module, "layerdrop"):
+                    module.training = False
+
+        # The config of a model that also reads images has one for its text model.
         if causal:
             self.config = self.config.get_text_config()
         self.width = int(self.config.hidden_size)
@@ -485,9 +605,11 @@ def gibibytes(size: int) -> str:
     return f"{size / 2**20:.0f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"
 
 
-def _device(config: RunConfig) -> tuple[str, int]:
+def _device(config: RunConfig | SupervisedConfig) -> tuple[str, int]:
     # Free memory of the GPU, since other processes may use it; all memory that this process may use of the machine.
-    name = config.alg.args.get("device") or config.device
+    name = config.device
+    if isinstance(config, RunConfig):
+        name = config.alg.args.get("device") or name
     if torch.cuda.is_available() and (name == "auto" or name.startswith("cuda")):
         return "cuda", torch.cuda.mem_get_info("cuda" if name == "auto" else name)[0]
     return "cpu", main_memory()

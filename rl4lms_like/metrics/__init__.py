@@ -18,8 +18,23 @@ _PARENT_SCORES = ("/precision", "/recall", "_f_score")
 METRICS = Registry(
     "metric",
     group="rl4lms_like.metrics",
-    misfit=derived_from("rl4lms_like.metrics.base:BaseMetric"),
+    misfit=derived_from(
+        "rl4lms_like.metrics.base:BaseMetric",
+        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+    ),
     table={
+        "reward": Entry(
+            ".run_reward:RewardMetric",
+            "the run's own reward: mean, standard deviation, mean of each part of a combined reward",
+            needs="an RL run",
+            keys=("reward/mean", "reward/std", "reward/parts/{part}"),
+        ),
+        "python": Entry(
+            ".python_function:PythonMetric",
+            "mean of the values of a Python function, sync or async",
+            keys=("python/{function}",),
+        ),
+        "object": Entry(".python_function:built_metric", "a metric that was built in Python", keys=("{key}",)),
         "increasing_numbers": Entry(
             ".synthetic:IncreasingNumbersinText",
             "fraction of each response that is increasing numbers",

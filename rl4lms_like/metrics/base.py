@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from rl4lms_like.core.generated import Generated, of_texts
 from rl4lms_like.scoring.score import Score, Texts
 
 MetricResults: TypeAlias = "dict[str, tuple[list[float] | None, float]]"
@@ -105,6 +107,26 @@ class TextsMetric(BaseMetric):
         return results_of_all
 
 
+class GeneratedMetric(BaseMetric):
+    """Metric of the library that reads more of a response than its text: messages of the prompt, token ids."""
+
+    @abstractmethod
+    def results_of(self, generated: Sequence[Generated]) -> MetricResults:
+        """Compute the results of `n` responses."""
+
+    def compute(
+        self,
+        prompt_texts: list[str],
+        generated_texts: list[str],
+        reference_texts: list[list[str]],
+        meta_infos: list[dict[str, Any] | None] | None = None,
+        model: Any = None,
+        split_name: str | None = None,
+    ) -> MetricResults:
+        """Compute the results of texts alone; an evaluation calls `results_of`."""
+        return self.results_of(of_texts(prompt_texts, generated_texts, reference_texts, meta_infos))
+
+
 class ScoreMetric(TextsMetric, Score):
     """Metric that reports a score of each text and of all texts together, under the only one of its `keys`."""
 
@@ -132,7 +154,10 @@ class NamedMetric(BaseMetric):
 
     def compute(self, *args: Any, **kwargs: Any) -> MetricResults:
         """Compute the metric's results under the longer keys."""
-        results = self.metric.compute(*args, **kwargs)
+        return self.renamed(self.metric.compute(*args, **kwargs))
+
+    def renamed(self, results: MetricResults) -> MetricResults:
+        """Return results of the metric under the longer keys."""
         return {named_key(key, self.name): value for key, value in results.items()}
 
 

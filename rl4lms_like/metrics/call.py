@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rl4lms_like.metrics.base import BaseMetric, MetricResults, NamedMetric
+from rl4lms_like.core.generated import Generated
+from rl4lms_like.metrics.base import BaseMetric, GeneratedMetric, MetricResults, NamedMetric
 from rl4lms_like.system.errors import MetricError
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -18,8 +19,11 @@ def compute_metric(
     meta_infos: list[dict[str, Any] | None] | None = None,
     model: Any = None,
     split_name: str | None = None,
+    generated: Sequence[Generated] | None = None,
 ) -> MetricResults:
     """Return the metric's results as plain floats; NaN is allowed and means "not defined for these texts".
+
+    `generated` are the same responses with their samples and token ids, if they are known.
 
     Raises:
         MetricError: there is nothing to score, the metric failed, or its results are not a mapping of name to
@@ -32,7 +36,8 @@ def compute_metric(
 
     # The message has the split and the number of texts: a metric may fail on a single strange text of many.
     try:
-        results = metric.compute(prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+        texts = (prompt_texts, generated_texts, reference_texts, meta_infos, model, split_name)
+        results = _computed(metric, texts, generated)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # users' code may also raise SystemExit
@@ -43,6 +48,15 @@ def compute_metric(
     if not isinstance(results, Mapping):
         raise MetricError(f"{name} returned {type(results).__name__}; expected name -> (scores or None, score)")
     return {key: _scores(f"{name}, result {key!r}", value, len(generated_texts)) for key, value in results.items()}
+
+
+def _computed(metric: BaseMetric, texts: tuple[Any, ...], generated: Sequence[Generated] | None) -> Any:
+    """Return the results of a metric from the texts, or from all that is known of the responses."""
+    if generated is None:
+        return metric.compute(*texts)
+    if isinstance(metric, NamedMetric):
+        return metric.renamed(_computed(metric.metric, texts, generated))
+    return metric.results_of(generated) if isinstance(metric, GeneratedMetric) else metric.compute(*texts)
 
 
 def compute_metrics(metrics: Sequence[BaseMetric], *arguments: Any, **named: Any) -> MetricResults:

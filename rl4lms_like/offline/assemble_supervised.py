@@ -6,7 +6,6 @@ SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples �
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
@@ -17,26 +16,27 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
-from rl4lms_like.config.settings import check_vocabulary, device_issues
+from rl4lms_like.config.settings import check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.examples import ExampleCollator, ExampleEncoder
+from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.shown_example import example_lines
-from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
+from rl4lms_like.offline.training_arguments import PATH, make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.ranks import Ranks
-from rl4lms_like.training.components import Components, build_components, check_references, prompt_lengths
+from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
 from rl4lms_like.training.inputs import (
     build_datapools,
     build_tokenizer,
@@ -179,7 +179,8 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     samples = {}
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
-    check_references(config, components, samples)
+    check_samples(config, components, samples)
+    check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 
@@ -247,6 +248,35 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
     return device_issues(device) if here else []
 
 
+def check_texts(
+    config: OfflineConfig,
+    encoder: ExampleEncoder,
+    model_config: PretrainedConfig,
+    samples: Mapping[str, Sequence[Sample]],
+) -> None:
+    """Check that evaluations do not have to continue texts without prompts.
+
+    Raises:
+        DataPoolError: they would have to; the message says how to evaluate the loss alone.
+    """
+    if config.train_evaluation.generate and samples["train"][0].learned == "text":
+        try:
+            check_prompts(samples, encoder.tokenizer, model_config)
+        except DataPoolError as error:
+            raise DataPoolError(f"{error}; train_evaluation.generate: false evaluates the loss alone") from error
+
+
+def learns_response_of_dialogues(run: SupervisedRun) -> bool:
+    """Return whether a supervised run leaves out messages of the assistant that are in the prompts."""
+    if not isinstance(run.config, SupervisedConfig):
+        return False
+    for sample in run.samples["train"]:
+        has_turns = any(message["role"] == "assistant" for message in sample.messages or ())
+        if has_turns and sample.learned == "response":
+            return True
+    return False
+
+
 def check_best_metric(config: OfflineConfig, samples: Sequence[Sample]) -> None:
     """Check that the metric that selects the best checkpoint can be computed on the samples of `val`."""
     metric = make_training_arguments(config, "checkpoints").metric_for_best_model
@@ -306,6 +336,7 @@ def example_encoder(
         end_token_id=end_token_id,
         separator=config.alg.separator,
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
+        block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
     )
 
 
@@ -419,12 +450,11 @@ def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
     """Return the schedule of a run with this number of examples."""
     arguments = make_training_arguments(config, "checkpoints")
     batch_size = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
-    # As the Trainer counts: the last, smaller batch of an epoch is a step too, and `max_steps` wins over the epochs.
-    steps_per_epoch = max(math.ceil(n_examples / batch_size), 1)
-    if arguments.max_steps > 0:
-        return Schedule(batch_size, arguments.max_steps, round(arguments.max_steps / steps_per_epoch, 2))
+    n_steps = n_steps_of(arguments, n_examples)
     n_epochs = arguments.num_train_epochs
-    return Schedule(batch_size, math.ceil(n_epochs * steps_per_epoch), n_epochs)
+    if arguments.max_steps > 0:  # it wins over the epochs
+        n_epochs = round(n_steps / steps_per_epoch(arguments, n_examples), 2)
+    return Schedule(batch_size, n_steps, n_epochs)
 
 
 def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
@@ -438,30 +468,57 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
+    check_texts(config, encoder, model_config, samples_of_splits)
     samples = samples_of_splits["train"]
-    n_examples = sum(len(sample.references) for sample in samples)
-    schedule = schedule_of(config, n_examples)
+    n_references = sum(len(sample.references) for sample in samples)
 
     # Encoding all samples would take as long as the start of the run. The mean of the first ones stands for all.
     encoded = encoder.encode(samples[:N_ENCODED])
+    n_examples = n_references
+    what = f"{n_references:,} references of {len(samples):,} samples"
+    if encoded.n_texts:
+        n_examples = round(len(encoded.rows) / encoded.n_texts * n_references)
+        what = f"about {n_examples:,} blocks of {n_references:,} texts"
+    schedule = schedule_of(config, n_examples)
     networks = {"alg.model_name": model_config}
     generates = config.train_evaluation.generate
     check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
     prompts = prompt_lengths(
         samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
     )
+    memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
-        ("examples", f"{n_examples:,} references of {len(samples):,} samples"),
+        ("examples", what),
         ("prompts", prompts),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
+        *memory,
     ]
     if encoded.rows:
         lines.append(("first example", ""))
         lines += example_lines(encoder.tokenizer, encoded.rows[0], is_encoder_decoder=encoder.is_encoder_decoder)
     return lines
+
+
+def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool) -> list[tuple[str, str]]:
+    """Return the trainable parameters and the memory of a run, for batches of the longest of some examples."""
+    if not encoded.rows:
+        return []
+
+    # A causal model reads prompt and reference as one text.
+    n_input = max(len(row["input_ids"]) for row in encoded.rows)
+    n_response = max(len(row["labels"]) for row in encoded.rows)
+    if not is_encoder_decoder:
+        n_response = max(sum(label != NOT_LEARNED for label in row["labels"]) for row in encoded.rows)
+        n_input -= n_response
+    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response)
+    lines = [("trainable parameters", estimate.parameters)]
+    lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
+    lines.append(("peak of the update", gibibytes(estimate.update)))
+    lines.append(("peak of evaluations", gibibytes(estimate.rollout)))
+    return [*lines, ("memory", estimate.verdict)]
 
 
 def check_model(config: OfflineConfig) -> None:

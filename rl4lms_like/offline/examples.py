@@ -4,12 +4,14 @@
     seq2seq   input_ids   prompt                        labels   reference   end
 
     chat      input_ids   system   user   assistant   user   assistant           labels   only of the assistant's tokens
+    text      input_ids   start   text   end                                     labels   text   end
 
 Prompts are encoded as in environments and evaluations, and references as the tokens that continue them, so that no
 token spans the boundary between them, as in generation (`core.continuation`). Labels of -100 are ignored by the loss.
 Padding is recognized by its position, never by its id, so that the end token is learned even if it is the pad token.
 The first token of a causal example has no label, because no token precedes it. With a chat template, a causal example
-is the rendered conversation; its labels are those of all messages of the assistant and of the token that ends each.
+is the rendered conversation; its labels are those of the response, or of all messages of the assistant
+(`Sample.learned`), and of the token that ends each. A text without a prompt is divided into blocks.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class Examples:
     n_without_reference: int = 0  # samples without a reference, which give no examples
     n_shorter_prompts: int = 0  # examples whose prompt was truncated further to make room for the reference
     n_cut_references: int = 0  # examples whose reference was truncated; these have no end token
+    n_texts: int = 0  # texts without prompts that were divided into these examples
 
     @property
     def n_learned(self) -> int:
@@ -79,6 +82,7 @@ class ExampleEncoder:
     end_token_id: int | None  # appended to each reference, if any
     separator: str | None = None  # between prompt and reference of a causal model; None: a space if there is none
     loss_on_prompt: bool = False  # a causal model also learns the tokens of the prompt
+    block_length: int | None = None  # tokens of an example of a text without a prompt; None: `max_length`
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples, one example for each of their references.
@@ -86,8 +90,11 @@ class ExampleEncoder:
         Raises:
             ConfigError: the chat template does not say which tokens the assistant writes, or it renders a prompt
                 differently if a response follows.
-            DataPoolError: no tokens continue a prompt with its reference.
+            DataPoolError: no tokens continue a prompt with its reference, or an encoder-decoder model has nothing to
+                read, because the samples are texts without prompts.
         """
+        if any(sample.learned == "text" for sample in samples):
+            return self._texts(samples)
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
 
@@ -145,6 +152,27 @@ class ExampleEncoder:
         """Return the prompt and the response of a causal model as one text."""
         return prompt + self._separated(prompt, response)
 
+    def _texts(self, samples: Sequence[Sample]) -> Examples:
+        """Encode texts without prompts, of which every token is learned, in blocks of `block_length` tokens."""
+        if self.is_encoder_decoder:
+            raise DataPoolError(
+                f"the data has texts without prompts ({samples[0].id!r}), which only causal models learn; name the "
+                f"columns of prompts and references"
+            )
+        texts = [text for sample in samples for text in sample.references]
+        length = min(self.block_length or self.max_length, self.max_length)
+        end = [] if self.end_token_id is None else [self.end_token_id]
+
+        # The first token of a block has no label. So each block begins with the last token of the one before, in which
+        # this token is learned. A block of one token would teach nothing.
+        rows: list[Example] = []
+        for ids in self.continuations.whole_ids(texts):
+            tokens = [*ids, *end]
+            for start in range(0, len(tokens) - 1, length - 1):
+                block = tokens[start : start + length]
+                rows.append({"input_ids": block, "labels": [NOT_LEARNED, *block[1:]]})
+        return Examples(rows, _n_without_reference(samples), n_texts=len(texts))
+
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
         rows: list[Example] = []
@@ -152,7 +180,12 @@ class ExampleEncoder:
         n_cut = 0
         for sample in samples:
             for reference in sample.references:
-                ids, labels, n_prompt = self._conversation(sample, reference)
+                is_response = sample.learned == "response"
+                ids, labels, n_prompt = self._conversation(sample, reference, last_only=is_response)
+
+                # Marks of the template are those of all messages of the assistant.
+                if is_response and not self.loss_on_prompt:
+                    labels[:n_prompt] = [NOT_LEARNED] * n_prompt
 
                 # As `fitted`: the response has priority, but at least one token of the prompt is left before it.
                 n_response = min(len(ids) - n_prompt, self.max_length - 1)

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.config.notices import Notice
-from rl4lms_like.config.run_config import PreferenceConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import PreferenceConfig
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values, read_yaml
 from rl4lms_like.data_pools.formats import PROMPT
 from rl4lms_like.offline.pipeline_file import LoraBlock, ModelBlock, Pipeline, PostTrainingBlock, TrainingBlock
-from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, Notice
 from rl4lms_like.system.ranks import is_distributed, n_processes
 from rl4lms_like.system.schema import at, check_arguments
 from rl4lms_like.system.secrets import secret_issues, without_values

@@ -155,7 +155,7 @@ class TrainingBlock:
         logging_steps: number of optimizer steps between two lines of the training log.
         save_steps: number of optimizer steps between checkpoints; default: after each evaluation with a better result
             with `load_best_model_at_end`, else 500.
-        eval_steps: number of optimizer steps between evaluations; default: `logging_steps`.
+        eval_steps: number of optimizer steps between evaluations; default: after each epoch.
         save_total_limit: number of checkpoints that are kept; null keeps all.
         fp16: compute in float16.
         bf16: compute in bfloat16.
@@ -244,7 +244,7 @@ class LoggingBlock:
         log_level: `warning`, `error` and `critical` print only warnings; `debug` is the same as `info`.
     """
 
-    report_to: list[Literal["tensorboard", "wandb"]] = field(default_factory=list)
+    report_to: list[Literal["tensorboard", "trackio", "wandb"]] = field(default_factory=list)
     logging_dir: str = "./logs"
     log_level: Literal["debug", "info", "warning", "error", "critical"] = "info"
 

@@ -16,7 +16,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.regular_files import require_regular_file
+from rl4lms_like.system.schema import checked_block
 from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.resuming.states import weights_digest
 
@@ -87,6 +88,8 @@ class PreferenceObjective(TrainingObjective):
     needs_training_mode: bool = False
 
     def __post_init__(self) -> None:
+        values = {field.name: getattr(self.arguments, field.name) for field in fields(self.arguments)}
+        checked_block(type(self.arguments), values, "the arguments of the objective")
         self.history = History()
         self._sums: Sums = {}  # since the last log, of all processes
         self._sums_of_step: Sums = {}  # of the current optimizer step, of this process

@@ -33,7 +33,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import Trainer, TrainerState
+from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, load_sharded_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -48,17 +48,17 @@ from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError, ModelError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
+from rl4lms_like.system.schema import at
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
+from rl4lms_like.training.saved_model import HEAD
 
 TRAINER_STATE = "trainer_state.json"
 PICKLES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*")
 """Files that transformers' Trainer reads from a checkpoint after the weights, each a pickle."""
-HEAD = "head.safetensors"
-"""File in checkpoints of a reward model with adapters: the weights of its output layer."""
 
 
 class ReferenceTrainer(Trainer):
@@ -395,12 +395,29 @@ class ReferenceTrainer(Trainer):
         with states.restoring(resumed.folder):
             states.load_optimizer(self.optimizer, numbers["optimizer"], resumed.state.part("optimizer."))
             self.lr_scheduler.load_state_dict(numbers["scheduler"])
+            self._use_changed_rate(numbers["config"])
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(numbers["scaler"])
             # Copied, because the Trainer accepts only a tensor on the device of the losses.
             self._tr_loss.copy_(resumed.state.tensors["loss"])
             self._total_loss_scalar, self._globalstep_last_logged = numbers["trainer"]["loss"]
         self._restore_progress(resumed)
+
+    def _use_changed_rate(self, config_before: Mapping[str, Any]) -> None:
+        """Use the config's learning rate if it differs from that of the checkpoint, which the states have restored."""
+        rate = self.args.learning_rate
+        before = at(config_before, f"{PATH}.learning_rate")
+        before = TrainingArguments.learning_rate if before is None else before
+        if before == rate:
+            return
+
+        # A schedule is a factor of the rate that it began with, and so is the rate of the next step.
+        assert self.optimizer is not None and self.lr_scheduler is not None
+        self.lr_scheduler.base_lrs = [rate for _ in self.lr_scheduler.base_lrs]
+        for group in self.optimizer.param_groups:
+            group["lr"] *= rate / before
+            group["initial_lr"] = rate
+        self.lr_scheduler._last_lr = [group["lr"] for group in self.optimizer.param_groups]  # which is logged
 
     def begin_epoch(self) -> None:
         """Restore the random state from which the order of the examples is drawn, and capture it."""

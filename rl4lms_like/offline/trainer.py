@@ -23,11 +23,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 
-from rl4lms_like.config.cross_checks import SUPERVISED, unknown_metric
+from rl4lms_like.config.rules import SUPERVISED, unknown_metric
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.offline.assemble_supervised import SupervisedRun
-from rl4lms_like.offline.reference_trainer import HEAD, ReferenceTrainer, ResumeState, trained
+from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
+from rl4lms_like.offline.reference_trainer import ReferenceTrainer, ResumeState, trained
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
@@ -42,7 +42,8 @@ from rl4lms_like.training.alert import report_alert
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
-from rl4lms_like.training.resuming.states import frozen_digests
+from rl4lms_like.training.resuming.states import LEARNED_TURNS, frozen_digests
+from rl4lms_like.training.saved_model import HEAD
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class SupervisedTrainer:
         # Both before a checkpoint's weights replace the initial ones: the log-probs of a preference run's reference are
         # computed with these. The digests also before a metric may change the samples.
         self.frozen = frozen_digests(run.model, trained(run.model), run.samples)
+        if learns_response_of_dialogues(run):
+            self.frozen[LEARNED_TURNS] = "none"
         run.objective.prepare(tracker.run_path, run.examples)
 
         resume_state = None
@@ -91,7 +94,8 @@ class SupervisedTrainer:
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
         run = self.run
         folder = self.tracker.checkpoint_base_path
-        arguments = make_training_arguments(run.config, folder, has_val=bool(run.samples["val"]))
+        n_examples = len(run.examples["train"].rows)
+        arguments = make_training_arguments(run.config, folder, has_val=bool(run.samples["val"]), n_examples=n_examples)
 
         # The reporter is the last one: when training begins, it changes an argument that early stopping checks.
         callbacks: list[TrainerCallback] = [self.reporter]
@@ -274,6 +278,7 @@ class SupervisedTrainer:
                 run.tokenizer,
                 checkpoint_dropout=run.dropout_rates,
                 merge=run.config.alg.merge_on_save and not is_checkpoint,
+                eos_token_ids=run.eos_token_ids,
             )
 
             # A final model with merged adapters has its head in the model's files.

@@ -2,15 +2,16 @@
 
 set in the config       every argument of `TrainingArguments` except those set by the run
 set by the run          output_dir, seed, device, reports; refused in the config
-other defaults          evaluation at every log, checkpoints of the best model if it is requested
+other defaults          evaluation after each epoch, at least ten lines of the log, the best model if it is requested
 """
 
 from __future__ import annotations
 
+import math
 import os
 import typing
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -19,8 +20,10 @@ from typing import Any, Literal
 import torch
 from stable_baselines3.common.utils import get_device
 from transformers import TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
 
 from rl4lms_like.config.run_config import OfflineConfig
+from rl4lms_like.core.keys_elsewhere import with_equivalent
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.system.ranks import is_distributed
@@ -59,8 +62,23 @@ _RANGES: dict[str, Any] = {
 """Valid ranges that the annotations of `TrainingArguments` lack."""
 
 
-def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, has_val: bool = True) -> Any:
-    """Create the `TrainingArguments` of a run, without evaluations during training if there are no samples for them.
+MOST_LOGGING_STEPS = 500
+"""Default of `logging_steps` in long runs, that of transformers."""
+FEWEST_LOGS = 10
+"""Number of lines that the log of a shorter run has by default."""
+
+
+def make_training_arguments(
+    config: OfflineConfig, output_dir: str | Path, *, has_val: bool = True, n_examples: int | None = None
+) -> Any:
+    """Create the `TrainingArguments` of a run.
+
+    Args:
+        config: of the run.
+        output_dir: folder of the checkpoints.
+        has_val: False if there are no samples for evaluations during training.
+        n_examples: number of training examples, on which the default intervals of logs and evaluations depend; None =
+            unknown.
 
     Raises:
         ConfigError: lists every error in `alg.training_args`.
@@ -70,7 +88,7 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     values, issues = check_arguments(TrainingArguments, settable, PATH)
     issues += _further_issues(configured, values)
     if issues:
-        raise ConfigError(issues)
+        raise ConfigError([with_equivalent(issue, is_rl=False) for issue in issues])
 
     values = _defaults(config, values) | values
     values |= {
@@ -98,6 +116,9 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
     if issues:
         raise ConfigError(issues)
 
+    if n_examples is not None:
+        _set_intervals(arguments, configured, n_examples)
+
     # On several GPUs, the Trainer would wrap the model in nn.DataParallel.
     arguments._n_gpu = min(arguments._n_gpu, 1)
     # The device is a cached property. Each process of torchrun has a GPU of its own.
@@ -105,6 +126,33 @@ def make_training_arguments(config: OfflineConfig, output_dir: str | Path, *, ha
         arguments.__dict__["_setup_devices"] = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(arguments.device)
     return arguments
+
+
+def _set_intervals(arguments: TrainingArguments, configured: Mapping[str, Any], n_examples: int) -> None:
+    """Set the intervals of logs and evaluations that the config does not set."""
+    n_steps = n_steps_of(arguments, n_examples)
+    if not {"logging_steps", "logging_strategy"} & configured.keys():
+        arguments.logging_steps = min(MOST_LOGGING_STEPS, max(n_steps // FEWEST_LOGS, 1))
+
+    # Once per epoch as a number of steps. With the strategy `epoch`, a checkpoint of the last step of an epoch is
+    # written before the evaluation of this epoch, which a run that resumes from it would not make.
+    if arguments.eval_strategy == IntervalStrategy.EPOCH and "eval_strategy" not in configured:
+        arguments.eval_strategy = IntervalStrategy.STEPS
+        arguments.eval_steps = min(steps_per_epoch(arguments, n_examples), n_steps)
+
+
+def n_steps_of(arguments: TrainingArguments, n_examples: int) -> int:
+    """Return the number of optimizer steps of a run with this number of examples, as the Trainer counts them."""
+    if arguments.max_steps > 0:
+        return int(arguments.max_steps)
+    return math.ceil(arguments.num_train_epochs * steps_per_epoch(arguments, n_examples))
+
+
+def steps_per_epoch(arguments: TrainingArguments, n_examples: int) -> int:
+    """Return the number of optimizer steps in a pass over the examples; the last one may have fewer examples."""
+    n_batches = n_examples / arguments.per_device_train_batch_size
+    n_batches = math.floor(n_batches) if arguments.dataloader_drop_last else math.ceil(n_batches)
+    return max(math.ceil(n_batches / arguments.gradient_accumulation_steps), 1)
 
 
 def _best_model_issues(config: OfflineConfig, arguments: TrainingArguments) -> list[ConfigIssue]:
@@ -158,11 +206,20 @@ def _further_issues(configured: dict[str, Any], values: dict[str, Any]) -> list[
 
 
 def _defaults(config: OfflineConfig, values: dict[str, Any]) -> dict[str, Any]:
-    """Return defaults that differ from transformers': evaluate at every log, as in RL4LMs; save the best model."""
+    """Return defaults that differ from transformers': evaluate after each epoch; save the best model."""
     stops_early = config.alg.early_stopping_patience is not None
     loads_best = values.get("load_best_model_at_end", stops_early)
+
+    # An interval in steps asks for evaluations at these steps. Without it they come with the checkpoints from which the
+    # best one is loaded, as transformers requires.
+    eval_strategy = "epoch"
+    if values.get("eval_steps") is not None:
+        eval_strategy = "steps"
+    elif loads_best and values.get("save_strategy") in ("steps", "epoch"):
+        eval_strategy = values["save_strategy"]
+
     defaults: dict[str, Any] = {
-        "eval_strategy": values.get("logging_strategy", "steps"),
+        "eval_strategy": eval_strategy,
         "load_best_model_at_end": loads_best,
         # It would replace a loss that is not finite in the logs, but the run raises an error instead.
         "logging_nan_inf_filter": False,

@@ -18,8 +18,8 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
-from rl4lms_like.config.component import ComponentConfig
-from rl4lms_like.config.notices import learning_rate_notice
+from rl4lms_like.config.binding import ComponentConfig
+from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.settings import (
     check_fit,
@@ -36,7 +36,9 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.data_pools import SAMPLERS
+from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.envs.stepping import make_vec_env
+from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.rollouts.kl import make_kl_controller
@@ -47,7 +49,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, R
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.system.wording import raised
-from rl4lms_like.training.components import build_components, check_references
+from rl4lms_like.training.components import build_components, check_samples
 from rl4lms_like.training.inputs import (
     build_datapools,
     build_tokenizer,
@@ -58,6 +60,7 @@ from rl4lms_like.training.inputs import (
     render_prompts,
     stripped_pattern_notices,
 )
+from rl4lms_like.training.run_reward import RunReward, connect
 from rl4lms_like.training.threads import set_n_threads
 
 logger = logging.getLogger(__name__)
@@ -104,8 +107,9 @@ class AssembledRun:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
+        end_tokens_of_responses = self.env.get_attr("eos_token_ids", [0])[0]
         with saving(f"the model to {folder}"):
-            return Path(self.policy.save_model(folder, self.tokenizer))
+            return Path(self.policy.save_model(folder, self.tokenizer, eos_token_ids=end_tokens_of_responses))
 
 
 def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
@@ -141,7 +145,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
 
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, tokenizer)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
-    check_references(config, components, samples)
+    check_samples(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
 
     with blame_memory_errors_on("generation"):
@@ -153,11 +157,12 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
             model_config=model_config,
             ranks=ranks,
         )
+    connect(components.metrics, _run_reward(config, env, components.reward_fn))
     with blame_memory_errors_on("loading"):
         algorithm = build_alg(config, env, ranks)
 
     # What depends on the size of the model.
-    if notice := learning_rate_notice(config.to_dict(), algorithm.policy.n_parameters):
+    if notice := learning_rate_notice(config, algorithm.policy.n_parameters):
         logger.warning("%s", notice)
     set_n_threads(config, algorithm.policy)
     return AssembledRun(
@@ -170,6 +175,13 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
         max_prompt_length=max_prompt_length,
         ranks=ranks,
     )
+
+
+def _run_reward(config: RunConfig, env: VecEnv, reward_fn: Any) -> RunReward:
+    """Return the reward for evaluations, which uses the workers and the time limit of the environment."""
+    (layout,) = env.get_attr("layout", [0])
+    scorer = env.scorer if isinstance(env, TextVecEnv) else EpisodeScorer(reward_fn, layout)
+    return RunReward(scorer, layout, batch_size=env.num_envs)
 
 
 def build_env(

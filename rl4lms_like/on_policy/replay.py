@@ -20,7 +20,8 @@ from typing import Any
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.run_config import AnyConfig, RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.core.sampled_log_probs import impossible_ids
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.rollout_files import StoredRollout, read_rollout

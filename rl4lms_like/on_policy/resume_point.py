@@ -43,6 +43,7 @@ from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
 from rl4lms_like.system.errors import MetricError, RewardError
 from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
@@ -65,6 +66,7 @@ from rl4lms_like.training.resuming.states import (
     random_state,
     restoring,
 )
+from rl4lms_like.training.run_reward import is_run_reward
 
 ENGINE_TIMEOUT_S = 20.0
 """Seconds that an interrupted run waits for the responses that an engine generates ahead; torchrun kills after 30."""
@@ -171,9 +173,10 @@ class CallbacksPart:
         return {name: callback.state_dict() for name, callback in self.callbacks.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`."""
+        """Restore the state returned by `state_dict`; a callback that the run did not have before begins anew."""
         for name, callback in self.callbacks.items():
-            callback.load_state_dict(state[name])
+            if name in state:
+                callback.load_state_dict(state[name])
 
 
 class ResumePoint:
@@ -211,7 +214,8 @@ class ResumePoint:
         self.parts: dict[str, CheckpointPart] = {
             "algorithm": AlgorithmPart(run),
             "env": EnvironmentPart(run),
-            "metrics": MetricsPart(run.metrics),
+            # Without the run's own reward: it has no state, and runs of earlier versions did not report it.
+            "metrics": MetricsPart([metric for metric in run.metrics if not is_run_reward(metric)]),
             "trainer": trainer,
             "watchers": CallbacksPart(callbacks),
         }
@@ -437,6 +441,12 @@ class ResumePoint:
             generators = state.part(f"rank{rank}.random.")
         for name, part in self.parts.items():
             part.load_state_dict(env_state if name == "env" else numbers[name])
+
+        # The saved coefficient is what the controller has made of the old one. If the user has changed it on resuming,
+        # the controller continues from the new one.
+        coeff = self.run.config.alg.kl_div.coeff
+        if at(numbers["config"], "alg.kl_div.coeff") != coeff:
+            self.run.algorithm.kl_controller.coeff = coeff
 
         if "update" in numbers:
             load_unfinished_update(self.run.algorithm, numbers["update"], state.part("update."))

@@ -230,7 +230,9 @@ def _batch_of(tensors: dict[str, Tensor], described: dict[str, Any], device: tor
         flat["behavior_log_prob"] = episodes.behavior_log_prob
     for name, tensor in flat.items():
         _check_dtype(name, tensor, torch.float32)
-        if not bool(torch.isfinite(tensor).all()):
+        # A part of a reward is NaN where it left out an episode.
+        is_valid = ~tensor.isinf() if name in groups["reward_parts"] else tensor.isfinite()
+        if not bool(is_valid.all()):
             raise ValueError(f"{name} has values that are not finite")
         problem = impossible_log_probs(tensor) if name.endswith("log_prob") else None
         if problem is not None:

@@ -250,8 +250,12 @@ def advantages_of_the_loss(algorithm: Any) -> tuple[Tensor, str | None]:
         return advantages, None
 
     # A minibatch of all tokens is the rollout.
-    batch_size = getattr(algorithm, "batch_size", None)
-    is_whole = batch_size is None or batch_size >= buffer.n_tokens
+    minibatch_episodes = getattr(settings, "minibatch_episodes", None)
+    if minibatch_episodes is not None:
+        is_whole = minibatch_episodes >= buffer.episodes.n_episodes
+    else:
+        batch_size = getattr(algorithm, "batch_size", None)
+        is_whole = batch_size is None or batch_size >= buffer.n_tokens
     return normalized(advantages, returns), "rollout" if is_whole else "minibatch"
 
 

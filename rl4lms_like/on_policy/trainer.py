@@ -23,9 +23,11 @@ from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.best_model import BestModel
 from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.callback import Doctor
+from rl4lms_like.on_policy.early_stopping import EarlyStopping
 from rl4lms_like.on_policy.replay import Replay, origin_of
 from rl4lms_like.on_policy.resume_point import ResumePoint
 from rl4lms_like.on_policy.rollout_files import Recorder, delete_later_rollouts
+from rl4lms_like.on_policy.sample_responses import sample_responses
 from rl4lms_like.on_policy.token_credit import TokenCredit
 from rl4lms_like.rollouts.text_rollouts import RunHooks
 from rl4lms_like.system.disk import saving
@@ -43,6 +45,8 @@ class OnPolicyTrainer:
         run: returned by `assemble`.
         tracker: writes metrics and files.
         resume_from: a checkpoint of the same run, to resume from.
+        keep_last_state: write a checkpoint after the last iteration in any case, so that a finished run can be
+            continued to more iterations.
 
     Attributes:
         current_iter: completed iterations.
@@ -55,9 +59,17 @@ class OnPolicyTrainer:
         ConfigError: the rollouts of `train_evaluation.replay` cannot be used with this config.
     """
 
-    def __init__(self, run: AssembledRun, tracker: Tracker, *, resume_from: Path | None = None) -> None:
+    def __init__(
+        self,
+        run: AssembledRun,
+        tracker: Tracker,
+        *,
+        resume_from: Path | None = None,
+        keep_last_state: bool = False,
+    ) -> None:
         self.run = run
         self.tracker = tracker
+        self.keep_last_state = keep_last_state
         self.schedule = run.config.train_evaluation
         self.interruption = Interruption(run.ranks)
         self.callbacks: dict[str, Callback] = {
@@ -65,6 +77,10 @@ class OnPolicyTrainer:
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
+        self.early_stopping: EarlyStopping | None = None
+        if self.schedule.early_stopping is not None:
+            self.early_stopping = EarlyStopping(self.schedule.early_stopping, run, tracker)
+            self.callbacks["early_stopping"] = self.early_stopping
 
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
@@ -108,9 +124,14 @@ class OnPolicyTrainer:
         self._pretrain_critic()
 
         self.tracker.start(self.schedule.n_iters, completed=self.current_iter)
-        while self.current_iter < self.schedule.n_iters:
+        while self.current_iter < self.schedule.n_iters and not self._stops_early:
             self._iterate()
             self._evaluate_and_save()
+
+        # Before the last evaluations, which a run that is continued makes only after its last iteration.
+        if self.keep_last_state and self.schedule.save_model and self.current_iter and not self.resume_point.is_saved:
+            with self.interruption.finishing("this checkpoint"):
+                self.checkpoint()
 
         # Before the last evaluation: a metric that fails must not cost the model.
         if self.schedule.save_model:
@@ -120,6 +141,11 @@ class OnPolicyTrainer:
         self.evaluate(("val", "test"))
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / FOLDER)
+
+    @property
+    def _stops_early(self) -> bool:
+        """True if the score on `val` no longer improves, and the config asks for that to end the training."""
+        return self.early_stopping is not None and self.early_stopping.is_over
 
     def _iterate(self) -> None:
         """Run an iteration: rollout and update, then the callbacks, whose numbers are logged with those of both."""
@@ -162,6 +188,8 @@ class OnPolicyTrainer:
         completed = self.current_iter
         if completed % self.schedule.eval_every == 0:
             self.evaluate(("val",) if completed else ("val", "test"))  # test only before and after the training
+            if responses := sample_responses(self.run):
+                self.tracker.log_responses(completed, responses)
 
         is_due = completed > 0 and completed % self.schedule.save_every == 0
         if is_due and self.schedule.save_model and not self.resume_point.is_saved:

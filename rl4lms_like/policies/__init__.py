@@ -40,4 +40,10 @@ POLICIES = Registry(
 )
 """Policies by id (`alg.policy.id`)."""
 
-__all__ = ["POLICIES"]
+
+def is_causal(id: str) -> bool:
+    """Return whether a policy is for decoder-only models, by its id: those of encoder-decoder models say so."""
+    return "seq2seq" not in id
+
+
+__all__ = ["POLICIES", "is_causal"]

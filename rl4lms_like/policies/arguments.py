@@ -1,23 +1,27 @@
 """The `alg.policy.args` block: all arguments of a policy with their defaults. Does not import torch or PEFT.
 
-PolicyArguments       of all policies; MaskablePolicyArguments adds those of the maskable ones
 GENERATION_TYPES      numbers and flags of `generation_kwargs`
 LoraArguments         supported fields of `peft`
+checked_engine        `engine`: what generates the responses
+PolicyArguments       of all policies; MaskablePolicyArguments adds those of the maskable ones
+
+A rule about the arguments of a policy alone is the method `issues` of their class.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
+from pydantic import AfterValidator
 
 from rl4lms_like.engines import ENGINES
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Whole
-from rl4lms_like.system.schema import check_arguments, check_value, join
+from rl4lms_like.system.schema import Block, RefusedError, check_arguments, check_value, join, read_block
 from rl4lms_like.system.wording import shown
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
@@ -26,8 +30,237 @@ OWN_ENGINE = "transformers"
 """Id of the engine that is the policy's own model."""
 
 
+# --- generation_kwargs ----------------------------------------------------------------------------------------------
+
+GENERATION_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"), bool),
+    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_beam_groups"), Count),
+    **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), Whole),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), Whole),
+    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), Positive),
+    **dict.fromkeys(("top_p", "min_p"), Fraction),
+    "typical_p": Annotated[float, Gt(0), Interval(le=1)],
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), Annotated[float, Ge(0), Interval(lt=1)]),
+    "penalty_alpha": NonNegative,
+    "length_penalty": float,
+    "early_stopping": bool | Literal["never"],
+}
+"""Arguments of transformers' `generate` -> valid values; null means the default.
+
+transformers reports an invalid value only during a rollout, or silently generates something else. All other arguments
+are checked after transformers is loaded (`policies.generation`).
+"""
+
+NEUTRAL: dict[str, Any] = {
+    **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
+    **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
+}
+"""Arguments of `generate` that change the sampled distribution -> value without effect. A missing `top_k` is 50."""
+TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Those that exclude tokens."""
+_OF_LENGTH = (
+    *("do_sample", "use_cache", "max_new_tokens", "max_length", "num_beams", "num_beam_groups", "early_stopping"),
+    *("length_penalty", "post_processing_fn"),
+)
+
+
+UNKNOWN_DISTRIBUTION = ("top_h", "watermarking_config", "prompt_lookup_num_tokens", "assistant_early_exit")
+"""Arguments with which the probabilities of the sampled tokens cannot be recorded."""
+
+
+def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
+    """Return whether tokens are sampled from a known distribution that is not the model's own.
+
+    Example:
+        >>> samples_other_distribution({"do_sample": True, "top_k": 0}), samples_other_distribution({"do_sample": True})
+        (False, True)
+    """
+    if not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1):
+        return False
+    if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
+        return False
+    applied = {"top_k": 50, **generation_kwargs}
+    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in applied.items() if key not in _OF_LENGTH)
+
+
+def checked_generation(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments of `generate` with their numbers parsed.
+
+    Raises:
+        RefusedError: lists all errors.
+    """
+    coerced = dict(kwargs)
+    issues: list[ConfigIssue] = []
+    for key, value in kwargs.items():
+        if key in GENERATION_TYPES and value is not None:
+            coerced[key], value_issues = check_value(value, GENERATION_TYPES[key], str(key))
+            issues += value_issues
+        elif not isinstance(key, str):
+            issues.append(ConfigIssue(str(key), "keys must be text"))
+    if issues:
+        raise RefusedError(*issues)
+    return coerced
+
+
+GenerationKwargs = Annotated[dict[str, Any], AfterValidator(checked_generation)]
+"""Type of a mapping of arguments of `generate`."""
+
+
+# --- peft -----------------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
-class PolicyArguments:
+class LoraArguments(Block):
+    """Arguments of low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
+
+    Args:
+        r: rank of the adapters.
+        lora_alpha: adapters are scaled by `lora_alpha / r`.
+        lora_dropout: dropout on the input of the adapters. It is active only if `dropout` is true, or in preference
+            runs `adapters`.
+        target_modules: layers that get adapters: a list of names, a regular expression, or `all-linear`; default:
+            PEFT's choice for the model's family.
+        exclude_modules: layers without adapters: a list of names, or a regular expression.
+        layers_to_transform: indices of the blocks that get adapters; default: all.
+        layers_pattern: name of the list of blocks, if PEFT does not find it.
+        rank_pattern: mapping from a name or a regular expression to the rank of these layers.
+        alpha_pattern: mapping from a name or a regular expression to `lora_alpha` of these layers.
+        use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
+        use_dora: train magnitude and direction of the weights separately (arXiv 2402.09353).
+        init_lora_weights: initialization of the adapters. With every value, new adapters do not change the model's
+            output.
+        bias: which biases are trained: none.
+        peft_type: kind of adapter; only LoRA is supported.
+    """
+
+    r: Count = 8
+    lora_alpha: Count = 8
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    rank_pattern: dict[str, Count] = field(default_factory=dict)
+    alpha_pattern: dict[str, Count] = field(default_factory=dict)
+    use_rslora: bool = False
+    use_dora: bool = False
+    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
+    bias: Literal["none"] = "none"
+    peft_type: Literal["LORA"] = "LORA"
+
+    def fields(self) -> dict[str, Any]:
+        """Return the keyword arguments of PEFT's `LoraConfig`."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "peft_type"}
+        return fields | {"rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern)}
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if self.target_modules in ([], ""):
+            message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
+            yield ConfigIssue("target_modules", message)
+
+        # Regular expressions, by the key that has them. A list has names.
+        patterns: list[tuple[str, str]] = []
+        for key in ("target_modules", "exclude_modules"):
+            if isinstance(getattr(self, key), str):
+                patterns.append((key, getattr(self, key)))
+        patterns += [("rank_pattern", pattern) for pattern in self.rank_pattern]
+        patterns += [("alpha_pattern", pattern) for pattern in self.alpha_pattern]
+        for key, pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield ConfigIssue(key, f"{shown(pattern)} is not a valid regular expression: {error}")
+
+
+_INSTEAD = {
+    "modules_to_save": "is not supported: these layers are weights of the base, which stays frozen",
+    "trainable_token_indices": "is not supported: embeddings are weights of the base, which stays frozen",
+    "task_type": "cannot be set: it is determined by the model's family",
+    "inference_mode": "cannot be set: adapters are trained",
+    "fan_in_fan_out": "cannot be set: it is determined by the layers",
+    "base_model_name_or_path": "cannot be set: it is the model_name",
+}
+"""Fields of `LoraConfig` that would train or change weights of the base, which all networks share -> the reason."""
+
+
+def checked_peft(peft: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of adapters, coerced to their types.
+
+    Raises:
+        RefusedError: lists all errors.
+    """
+    issues = [ConfigIssue(key, _INSTEAD[key]) for key in peft if key in _INSTEAD]
+    known = {key: value for key, value in peft.items() if key not in _INSTEAD}
+    adapters, type_issues = read_block(LoraArguments, known)
+    issues += type_issues if adapters is None else adapters.issues()
+    if issues or adapters is None:
+        raise RefusedError(*issues)
+    return {key: getattr(adapters, key) for key in known}
+
+
+Peft = Annotated[dict[str, Any], AfterValidator(checked_peft)]
+"""Type of a `peft` block."""
+
+
+# --- engine ---------------------------------------------------------------------------------------------------------
+
+
+def checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
+    """Return the id, `args` and `ahead` of an engine, its arguments coerced to their types.
+
+    Raises:
+        RefusedError: lists all errors.
+    """
+    if not isinstance(engine.get("id"), str) or set(engine) - {"id", "args", "ahead"}:
+        raise RefusedError(ConfigIssue("", f"expected a mapping with id, args and ahead; got {shown(engine)}"))
+    _, issues = check_value(engine.get("ahead", 0), Literal[0, 1], "ahead")
+    args, args_issues = check_value(engine.get("args"), dict[str, Any], "args")
+    issues += args_issues
+
+    try:
+        target = ENGINES.arguments_class(engine["id"])
+    except ConfigError as error:
+        issues += [ConfigIssue("id", issue.message) for issue in error.issues]
+        target = None
+    if target is not None and not args_issues:
+        args, args_issues = check_arguments(target, args, "args")
+        # A class of arguments validates addresses and the like itself.
+        if isinstance(target, type) and not args_issues:
+            try:
+                target(**args)
+            except ValueError as error:
+                args_issues = [ConfigIssue("args", str(error))]
+        issues += args_issues
+
+    if issues:
+        raise RefusedError(*issues)
+    return {**engine, "args": args}
+
+
+Engine = Annotated[dict[str, Any], AfterValidator(checked_engine)]
+"""Type of an `engine` block."""
+
+
+def unsupported_generation(engine: str, generation_kwargs: Mapping[str, Any], path: str) -> list[ConfigIssue]:
+    """Return an error for each argument of `generate` at a path of the config that a valid engine does not support."""
+    unsupported = getattr(ENGINES.arguments_class(engine), "unsupported", None)
+    if unsupported is None:  # an engine that does not say so
+        return []
+    message = f"is not supported by the engine {engine}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
+    return [ConfigIssue(join(path, key), message) for key in unsupported(generation_kwargs)]
+
+
+def generates_ahead(arguments: Mapping[str, Any]) -> bool:
+    """Return whether rollouts are generated during the update before them, by the arguments of a policy."""
+    engine = arguments.get("engine")
+    return isinstance(engine, Mapping) and bool(engine.get("ahead"))
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyArguments(Block):
     """Arguments of the language-model actor-critic policies.
 
     Args:
@@ -77,8 +310,8 @@ class PolicyArguments:
     optimizer_kwargs: dict[str, Any] = field(default_factory=dict)
     weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True
-    generation_kwargs: dict[str, Any] = field(default_factory=dict)
-    engine: dict[str, Any] = field(default_factory=lambda: {"id": "transformers"})
+    generation_kwargs: GenerationKwargs = field(default_factory=dict)
+    engine: Engine = field(default_factory=lambda: {"id": "transformers"})
     prompt_truncation_side: Literal["left", "right"] = "left"
     critic: Literal["separate", "shared", "none"] = "separate"
     critic_model: str | None = None
@@ -93,7 +326,7 @@ class PolicyArguments:
     gradient_checkpointing: bool = False
     compile: bool = False
     dropout: bool = False
-    peft: dict[str, Any] | None = None
+    peft: Peft | None = None
     merge_on_save: bool = False
     logits_budget_mb: Annotated[float, Ge(1)] = 512
     trust_remote_code: bool = False
@@ -108,11 +341,84 @@ class PolicyArguments:
         """True if rollouts are generated during the update before them."""
         return generates_ahead({"engine": self.engine})
 
+    @property
+    def is_greedy(self) -> bool:
+        """True if rollouts are not sampled token by token."""
+        kwargs = self.generation_kwargs
+        return not kwargs.get("do_sample") or kwargs.get("num_beams") not in (None, 1)
+
     @classmethod
     def known_in(cls: type[Arguments], arguments: Mapping[str, Any]) -> Arguments:
         """Build from those of `arguments` that are fields of this class; a user's policy may have further ones."""
         names = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in arguments.items() if name in names})
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from self._critic_issues()
+        yield from self._engine_issues()
+        if self.merge_on_save and self.peft is None:
+            yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
+
+        # Kernels of the hub, `owner/name`: their code is downloaded and run.
+        name = self.attn_implementation
+        if name is not None and "/" in name and not self.trust_remote_code:
+            message = f"{name!r} would run code from the hub; if you trust it, set "
+            yield ConfigIssue("attn_implementation", f"{message}alg.policy.args.trust_remote_code: true")
+
+    def _critic_issues(self) -> Iterator[ConfigIssue]:
+        if self.critic == "shared":
+            message = "is for a separate critic; set critic to 'separate', or remove it"
+            for key in ("critic_device", "critic_frozen"):
+                if getattr(self, key):
+                    yield ConfigIssue(key, message)
+            if self.critic_model is not None:
+                message = "is the network of a separate critic; set critic to 'separate', or remove it"
+                yield ConfigIssue("critic_model", message)
+
+        for index, pattern in enumerate(self.critic_frozen):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                yield ConfigIssue(f"critic_frozen.{index}", f"{pattern!r} is not a regular expression: {error}")
+
+        if self.peft is not None:
+            for key in ("critic_device", "reference_device"):
+                if getattr(self, key) is not None:
+                    yield ConfigIssue(key, "with peft the networks share their frozen weights; remove it")
+
+    def _engine_issues(self) -> Iterator[ConfigIssue]:
+        id = self.engine["id"]
+        if id == OWN_ENGINE:
+            if self.is_ahead:
+                message = f"{id} generates with the model that is updated; use an external engine such as vllm"
+                yield ConfigIssue("engine.ahead", message)
+            return
+
+        args = self.engine.get("args") or {}
+        if self.is_ahead and id == "vllm" and args.get("sleep"):
+            message = "is not possible with ahead: 1, where the engine generates during updates"
+            yield ConfigIssue("engine.args.sleep", message)
+        if self.model_name == args.get("weights_dir"):
+            message = "is the folder of the model, which would be overwritten; give another one"
+            yield ConfigIssue("engine.args.weights_dir", message)
+        yield from unsupported_generation(id, self.generation_kwargs, "generation_kwargs")
+
+    def family_issues(self, *, is_causal: bool) -> Iterator[ConfigIssue]:
+        """Yield the errors of values that do not fit the family of the model: decoder-only, or not."""
+        id = self.engine["id"]
+        if id != OWN_ENGINE and not is_causal:
+            message = f"{id} generates with decoder-only models only; use {OWN_ENGINE}"
+            yield ConfigIssue("engine.id", message)
+
+
+def shared_arguments(arguments: Mapping[str, Any]) -> tuple[PolicyArguments | None, list[ConfigIssue]]:
+    """Read those arguments of any policy that are names of the library's; None if a value has another type.
+
+    A policy of a user may have further ones, and no model.
+    """
+    names = {field.name for field in fields(PolicyArguments)}
+    shared = {name: value for name, value in arguments.items() if name in names}
+    return read_block(PolicyArguments, {"model_name": "", **shared})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,254 +444,28 @@ class MaskablePolicyArguments(PolicyArguments):
     target_update_iterations: Count = 1000
     mask_ema: Annotated[float, Ge(0), Lt(1)] | None = None
 
-    def __post_init__(self) -> None:
-        """Validate combinations of arguments."""
-        issues = mask_issues(asdict(self))
-        if issues:
-            raise ConfigError(issues, f"the arguments of a maskable policy ({self.model_name})")
-
-
-def mask_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssue]:
-    """Return the errors in combinations of a maskable policy's arguments; missing arguments are not checked.
-
-    Args:
-        arguments: fields of `MaskablePolicyArguments`, each of the right type.
-        path: their path in the config.
-    """
-    issues = []
-    mask_type, top_mask = arguments.get("mask_type", "learned_top_k"), arguments.get("top_mask")
-    if mask_type == "learned_top_p":
-        if top_mask is not None and not 0 < top_mask <= 1:
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        top_mask = self.top_mask
+        if self.mask_type == "learned_top_p" and not 0 < top_mask <= 1:
             message = f"expected a probability above 0 and at most 1, got {top_mask}; to keep a number of tokens, set "
-            issues.append(ConfigIssue(join(path, "top_mask"), message + "mask_type: learned_top_k"))
-    elif top_mask is not None and (not isinstance(top_mask, int) or top_mask < 1):
-        message = f"expected a whole number of at least 1 with mask_type: {mask_type}, got {top_mask}; to keep a "
-        message += "fraction of the probability mass, set mask_type: learned_top_p"
-        issues.append(ConfigIssue(join(path, "top_mask"), message))
-    generation_kwargs = arguments.get("generation_kwargs") or {}
-    if generation_kwargs.get("num_beams") not in (None, 1):
-        message = "rollouts with masks of allowed tokens cannot use beam search; use it in train_evaluation only"
-        issues.append(ConfigIssue(join(path, "generation_kwargs.num_beams"), message))
-    for key in ("prompt_lookup_num_tokens", "assistant_early_exit"):
-        if generation_kwargs.get(key) is not None:
-            message = "generates several tokens per step, but masks are computed token by token: remove it"
-            issues.append(ConfigIssue(join(path, f"generation_kwargs.{key}"), message))
-    return issues
+            yield ConfigIssue("top_mask", f"{message}mask_type: learned_top_k")
+        if self.mask_type != "learned_top_p" and (not isinstance(top_mask, int) or top_mask < 1):
+            message = (
+                f"expected a whole number of at least 1 with mask_type: {self.mask_type}, got {top_mask}; to keep "
+            )
+            yield ConfigIssue("top_mask", f"{message}a fraction of the probability mass, set mask_type: learned_top_p")
 
+        # A mask is computed for each token of the one response that is sampled.
+        if self.generation_kwargs.get("num_beams") not in (None, 1):
+            message = "rollouts with masks of allowed tokens cannot use beam search; use it in train_evaluation only"
+            yield ConfigIssue("generation_kwargs.num_beams", message)
+        for key in ("prompt_lookup_num_tokens", "assistant_early_exit"):
+            if self.generation_kwargs.get(key) is not None:
+                message = "generates several tokens per step, but masks are computed token by token: remove it"
+                yield ConfigIssue(f"generation_kwargs.{key}", message)
 
-def device_role_issues(arguments: Mapping[str, Any], path: str = "") -> list[ConfigIssue]:
-    """Return the errors in the devices of critic and reference model.
-
-    Args:
-        arguments: fields of `PolicyArguments`, each of the right type.
-        path: their path in the config.
-    """
-    given = [key for key in ("critic_device", "reference_device") if arguments.get(key) is not None]
-    shares, message = arguments.get("peft") is not None, "with peft the networks share their frozen weights; remove it"
-    issues = [ConfigIssue(join(path, key), message) for key in given if shares]
-    if "critic_device" in given and arguments.get("critic") == "shared":
-        message = "is for a separate critic; set critic to 'separate', or remove it"
-        issues.append(ConfigIssue(join(path, "critic_device"), message))
-    return issues
-
-
-def generates_ahead(arguments: Mapping[str, Any]) -> bool:
-    """Return whether rollouts are generated during the update before them, by the arguments of a policy."""
-    engine = arguments.get("engine")
-    return isinstance(engine, Mapping) and bool(engine.get("ahead"))
-
-
-def engine_issues(arguments: Mapping[str, Any], *, is_causal: bool, path: str = "") -> list[ConfigIssue]:
-    """Return the errors in the combination of an engine with a policy and its `generation_kwargs`.
-
-    Args:
-        arguments: fields of `PolicyArguments` or `MaskablePolicyArguments`, each of the right type.
-        is_causal: True for policies of decoder-only models.
-        path: their path in the config.
-    """
-    engine, path_of_id = arguments.get("engine", {"id": OWN_ENGINE}), join(path, "engine.id")
-    known = {"id", "args", "ahead"}
-    if not isinstance(engine, Mapping) or not isinstance(engine.get("id"), str) or set(engine) - known:
-        text = f"expected a mapping with id, args and ahead; got {shown(engine)}"
-        return [ConfigIssue(join(path, "engine"), text)]
-    ahead, issues = check_value(engine.get("ahead", 0), Literal[0, 1], join(path, "engine.ahead"))
-    if engine["id"] == OWN_ENGINE:
-        if ahead:
-            message = f"{OWN_ENGINE} generates with the model that is updated; use an external engine such as vllm"
-            issues.append(ConfigIssue(join(path, "engine.ahead"), message))
-        return issues
-    if ahead and engine["id"] == "vllm" and (engine.get("args") or {}).get("sleep"):
-        message = "is not possible with ahead: 1, where the engine generates during updates"
-        issues.append(ConfigIssue(join(path, "engine.args.sleep"), message))
-    if not is_causal:
-        message = f"{engine['id']} generates with decoder-only models only; use {OWN_ENGINE}"
-        issues.append(ConfigIssue(path_of_id, message))
-    if "top_mask" in arguments:
-        message = f"{engine['id']} cannot restrict tokens to those of a mask model; use {OWN_ENGINE}"
-        issues.append(ConfigIssue(path_of_id, message))
-    if arguments.get("model_name") == (engine.get("args") or {}).get("weights_dir"):
-        message = "is the folder of the model, which would be overwritten; give another one"
-        issues.append(ConfigIssue(join(path, "engine.args.weights_dir"), message))
-    kwargs = arguments.get("generation_kwargs") or {}
-    return issues + unsupported_generation(engine["id"], kwargs, join(path, "generation_kwargs"))
-
-
-def unsupported_generation(engine: str, generation_kwargs: Mapping[str, Any], path: str) -> list[ConfigIssue]:
-    """Return an error for each argument of `generate` at a path of the config that an engine does not support."""
-    try:
-        target: Any = ENGINES.signature(engine)
-    except (ConfigError, MissingExtraError):  # reported where its `args` are bound, or where it is built
-        return []
-    unsupported = getattr(getattr(target, "arguments_class", target), "unsupported", None)
-    message = f"is not supported by the engine {engine}; remove it, or use engine: {{id: {OWN_ENGINE}}}"
-    return [ConfigIssue(join(path, key), message) for key in (unsupported(generation_kwargs) if unsupported else ())]
-
-
-GENERATION_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("do_sample", "use_cache", "renormalize_logits", "remove_invalid_values"), bool),
-    **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_beam_groups"), Count),
-    **dict.fromkeys(("min_new_tokens", "min_length", "top_k"), Whole),
-    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), Whole),
-    **dict.fromkeys(("temperature", "repetition_penalty", "encoder_repetition_penalty"), Positive),
-    **dict.fromkeys(("top_p", "min_p"), Fraction),
-    "typical_p": Annotated[float, Gt(0), Interval(le=1)],
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), Annotated[float, Ge(0), Interval(lt=1)]),
-    "penalty_alpha": NonNegative,
-    "length_penalty": float,
-    "early_stopping": bool | Literal["never"],
-}
-"""Arguments of transformers' `generate` -> valid values; null means the default.
-
-transformers reports an invalid value only during a rollout, or silently generates something else. All other arguments
-are checked after transformers is loaded (`policies.generation`).
-"""
-
-
-NEUTRAL: dict[str, Any] = {
-    **{"temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0},
-    **{"repetition_penalty": 1, "no_repeat_ngram_size": 0},
-}
-"""Arguments of `generate` that change the sampled distribution -> value without effect. A missing `top_k` is 50."""
-TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
-"""Those that exclude tokens."""
-_OF_LENGTH = (
-    *("do_sample", "use_cache", "max_new_tokens", "max_length", "num_beams", "num_beam_groups", "early_stopping"),
-    *("length_penalty", "post_processing_fn"),
-)
-
-
-UNKNOWN_DISTRIBUTION = ("top_h", "watermarking_config", "prompt_lookup_num_tokens", "assistant_early_exit")
-"""Arguments with which the probabilities of the sampled tokens cannot be recorded."""
-
-
-def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
-    """Return whether tokens are sampled from a known distribution that is not the model's own.
-
-    Example:
-        >>> samples_other_distribution({"do_sample": True, "top_k": 0}), samples_other_distribution({"do_sample": True})
-        (False, True)
-    """
-    if not generation_kwargs.get("do_sample") or generation_kwargs.get("num_beams") not in (None, 1):
-        return False
-    if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
-        return False
-    given = {"top_k": 50, **generation_kwargs}
-    return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in given.items() if key not in _OF_LENGTH)
-
-
-def bind_generation(kwargs: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return the arguments at a path of the config with their numbers parsed, and the errors."""
-    bound, issues = dict(kwargs), []
-    for key, value in kwargs.items():
-        if key in GENERATION_TYPES and value is not None:
-            bound[key], wrong = check_value(value, GENERATION_TYPES[key], join(path, key))
-            issues += wrong
-        elif not isinstance(key, str):
-            issues.append(ConfigIssue(join(path, key), "keys must be text"))
-    return bound, issues
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraArguments:
-    """Arguments of low-rank adapters (arXiv 2106.09685); names and defaults are those of PEFT's `LoraConfig`.
-
-    Args:
-        r: rank of the adapters.
-        lora_alpha: adapters are scaled by `lora_alpha / r`.
-        lora_dropout: dropout on the input of the adapters. It is active only if `dropout` is true, or in preference
-            runs `adapters`.
-        target_modules: layers that get adapters: a list of names, a regular expression, or `all-linear`; default:
-            PEFT's choice for the model's family.
-        exclude_modules: layers without adapters: a list of names, or a regular expression.
-        layers_to_transform: indices of the blocks that get adapters; default: all.
-        layers_pattern: name of the list of blocks, if PEFT does not find it.
-        rank_pattern: mapping from a name or a regular expression to the rank of these layers.
-        alpha_pattern: mapping from a name or a regular expression to `lora_alpha` of these layers.
-        use_rslora: scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732).
-        use_dora: train magnitude and direction of the weights separately (arXiv 2402.09353).
-        init_lora_weights: initialization of the adapters. With every value, new adapters do not change the model's
-            output.
-        bias: which biases are trained: none.
-        peft_type: kind of adapter; only LoRA is supported.
-    """
-
-    r: Count = 8
-    lora_alpha: Count = 8
-    lora_dropout: Annotated[float, Ge(0), Lt(1)] = 0.0
-    target_modules: list[str] | str | None = None
-    exclude_modules: list[str] | str | None = None
-    layers_to_transform: list[int] | int | None = None
-    layers_pattern: list[str] | str | None = None
-    rank_pattern: dict[str, Count] = field(default_factory=dict)
-    alpha_pattern: dict[str, Count] = field(default_factory=dict)
-    use_rslora: bool = False
-    use_dora: bool = False
-    init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
-    bias: Literal["none"] = "none"
-    peft_type: Literal["LORA"] = "LORA"
-
-    def fields(self) -> dict[str, Any]:
-        """Return the keyword arguments of PEFT's `LoraConfig`."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "peft_type"}
-        return fields | {"rank_pattern": dict(self.rank_pattern), "alpha_pattern": dict(self.alpha_pattern)}
-
-
-_INSTEAD = {
-    "modules_to_save": "is not supported: these layers are weights of the base, which stays frozen",
-    "trainable_token_indices": "is not supported: embeddings are weights of the base, which stays frozen",
-    "task_type": "cannot be set: it is determined by the model's family",
-    "inference_mode": "cannot be set: adapters are trained",
-    "fan_in_fan_out": "cannot be set: it is determined by the layers",
-    "base_model_name_or_path": "cannot be set: it is the model_name",
-}
-"""Fields of `LoraConfig` that would train or change weights of the base, which all networks share -> the reason."""
-
-
-def lora_issues(peft: Any, path: str) -> list[ConfigIssue]:
-    """Return all errors of a `peft` block at a path of the config; null is valid."""
-    if peft is None:
-        return []
-    if not isinstance(peft, Mapping):
-        return [ConfigIssue(path, f"expected null or a mapping with fields of PEFT's LoraConfig, got {shown(peft)}")]
-    issues = [ConfigIssue(join(path, key), _INSTEAD[key]) for key in peft if key in _INSTEAD]
-    known = {key: value for key, value in peft.items() if key not in _INSTEAD}
-    bound, wrong = check_arguments(LoraArguments, known, path)
-    return issues + (wrong or _pattern_issues(bound, path))
-
-
-def _pattern_issues(peft: Mapping[str, Any], path: str) -> list[ConfigIssue]:
-    """Return errors for an empty list of layers and for invalid regular expressions."""
-    issues = []
-    if peft.get("target_modules") in ([], ""):
-        message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
-        issues.append(ConfigIssue(join(path, "target_modules"), message))
-    patterns = [(join(path, key), peft.get(key)) for key in ("target_modules", "exclude_modules")]
-    for key in ("rank_pattern", "alpha_pattern"):
-        patterns += [(join(path, key), pattern) for pattern in peft.get(key) or ()]
-    for place, pattern in patterns:
-        if isinstance(pattern, str):
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                issues.append(ConfigIssue(place, f"{shown(pattern)} is not a valid regular expression: {error}"))
-    return issues
+        id = self.engine["id"]
+        if id != OWN_ENGINE:
+            message = f"{id} cannot restrict tokens to those of a mask model; use {OWN_ENGINE}"
+            yield ConfigIssue("engine.id", message)

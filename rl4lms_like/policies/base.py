@@ -15,7 +15,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -29,14 +29,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.policies.arguments import (
     OWN_ENGINE,
     PolicyArguments,
-    device_role_issues,
-    engine_issues,
     samples_other_distribution,
 )
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
@@ -54,6 +53,7 @@ from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 from rl4lms_like.system.errors import ConfigError, ModelError
+from rl4lms_like.system.schema import checked_block
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -98,7 +98,9 @@ class LMActorCriticPolicy(BasePolicy):
         use_sde: bool = False,
         **arguments: Any,
     ) -> None:
-        self.arguments = self.arguments_class(**arguments)
+        known = self.arguments_class.__dataclass_fields__
+        refuse_names_of_elsewhere(type(self).__name__, arguments, known, "alg.policy.args")
+        self.arguments = checked_block(self.arguments_class, arguments, "the policy's arguments")
         super().__init__(
             observation_space,
             action_space,
@@ -155,8 +157,7 @@ class LMActorCriticPolicy(BasePolicy):
         options = self.arguments
 
         # Before a model is loaded: neither a wrong combination nor an engine that cannot be built should take minutes.
-        issues = engine_issues(asdict(options), is_causal=self.auto_class is AutoModelForCausalLM)
-        issues += device_role_issues(asdict(options))
+        issues = list(options.family_issues(is_causal=self.auto_class is AutoModelForCausalLM))
         if issues:
             raise ConfigError(issues, "the policy's arguments")
         external = None
@@ -664,11 +665,17 @@ class LMActorCriticPolicy(BasePolicy):
             return plain_copy(self.policy_model)
         return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
 
-    def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    def save_model(
+        self,
+        folder: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> Path:
         """Save the language model and the tokenizer so that `AutoModel*.from_pretrained(folder)` loads them.
 
         With `peft` only the adapters are saved, unless `merge_on_save` is set. Dropout rates and the generation config
-        are those of the initial checkpoint.
+        are those of the initial checkpoint, but for the end tokens if `eos_token_ids` are given.
         """
         return save_language_model(
             self.policy_model,
@@ -676,6 +683,7 @@ class LMActorCriticPolicy(BasePolicy):
             tokenizer,
             checkpoint_dropout=self._saved_dropout,
             merge=self.arguments.merge_on_save,
+            eos_token_ids=eos_token_ids,
         )
 
     def save_critic(self, folder: str | Path) -> Path:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -397,6 +398,7 @@ def save_language_model(
     *,
     checkpoint_dropout: Mapping[str, float],
     merge: bool = False,
+    eos_token_ids: Collection[int] = (),
 ) -> Path:
     """Save a language model; of a model with adapters only these, so loading also needs the base.
 
@@ -406,6 +408,7 @@ def save_language_model(
         tokenizer: saved in the same folder.
         checkpoint_dropout: dropout rates to save in the config of a whole model.
         merge: merge the adapters and save a whole model.
+        eos_token_ids: tokens that end a response, saved in the generation config; default: those of the checkpoint.
 
     Returns:
         The folder.
@@ -415,11 +418,12 @@ def save_language_model(
     """
     folder = Path(folder)
     try:
-        if has_lora(model) and not merge:
-            save_adapters(model, folder)
-        else:
-            whole = merged(model) if has_lora(model) else model
-            _save_whole(whole, folder, checkpoint_dropout)
+        with _end_tokens_in_generation_config(model, eos_token_ids):
+            if has_lora(model) and not merge:
+                save_adapters(model, folder)
+            else:
+                whole = merged(model) if has_lora(model) else model
+                _save_whole(whole, folder, checkpoint_dropout)
     except SafetensorError as error:  # raised by safetensors if the disk is full
         raise OSError(str(error)) from error
 
@@ -471,6 +475,25 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for name, parameter in model.named_parameters():
         if any(re.search(pattern, name) for pattern in patterns):
             parameter.requires_grad_(False)
+
+
+@contextmanager
+def _end_tokens_in_generation_config(model: PreTrainedModel, eos_token_ids: Collection[int]) -> Iterator[None]:
+    """Set the end tokens of a model's generation config within the context, unless there are none."""
+    # Without a language model's head there is no generation config.
+    if not eos_token_ids or not model.can_generate():
+        yield
+        return
+
+    # transformers writes a single token as a number. Its order of several has no meaning.
+    end_tokens = sorted(eos_token_ids)
+    config: Any = model.generation_config
+    before = config.eos_token_id
+    try:
+        config.eos_token_id = end_tokens[0] if len(end_tokens) == 1 else end_tokens
+        yield
+    finally:
+        config.eos_token_id = before
 
 
 def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:

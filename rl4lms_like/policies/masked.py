@@ -16,7 +16,7 @@ or a minimum length).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -373,9 +373,15 @@ class MaskablePolicy(LMActorCriticPolicy):
                 state[f"mask_model.{name}"] = weight.data
         return state
 
-    def save_model(self, folder: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> Path:
+    def save_model(
+        self,
+        folder: str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        eos_token_ids: Collection[int] = (),
+    ) -> Path:
         """Save as in `LMActorCriticPolicy`, and the mask model in `mask_model/`, from which policies load it."""
-        folder = super().save_model(folder, tokenizer)
+        folder = super().save_model(folder, tokenizer, eos_token_ids=eos_token_ids)
         if self.mask_model is not None:
             save_language_model(self.mask_model, folder / MASK_MODEL_FOLDER, checkpoint_dropout=self._saved_dropout)
         return folder

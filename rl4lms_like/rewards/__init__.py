@@ -6,7 +6,11 @@ from rl4lms_like.system.registry import Entry, Registry, derived_from
 REWARDS = Registry(
     "reward",
     group="rl4lms_like.rewards",
-    misfit=derived_from("rl4lms_like.rewards.base:RewardFunction", "rl4lms_like.rewards.base:BatchedRewardFunction"),
+    misfit=derived_from(
+        "rl4lms_like.rewards.base:RewardFunction",
+        "rl4lms_like.rewards.base:BatchedRewardFunction",
+        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+    ),
     table={
         "increasing_numbers": Entry(
             ".synthetic:RewardIncreasingNumbers", "fraction of the response that is increasing numbers"
@@ -110,6 +114,7 @@ REWARDS = Registry(
         "soft_overlong": Entry(".lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"),
         "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),
         "python": Entry(".python_function:PythonReward", "return value of a Python function, sync or async"),
+        "object": Entry(".python_function:built_reward", "a reward that was built in Python"),
         "http": Entry(
             ".remote:HttpReward", "rewards returned by a server to a POST of the texts", needs="a scoring server"
         ),

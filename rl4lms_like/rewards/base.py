@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from annotated_types import MinLen
 
+from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.numbers import Finite
@@ -21,6 +22,7 @@ class RewardFunction(ABC):
         terminal: True declares that the reward is 0 while `done` is False. It is then called for last tokens only.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
+        is_local: False if it calls a server or a paid service. Evaluations then only compute it if they are told to.
 
     Example:
         >>> class ShortAnswer(RewardFunction):
@@ -33,6 +35,7 @@ class RewardFunction(ABC):
 
     terminal: ClassVar[bool] = False
     needs_references: bool = False
+    is_local: bool = True
 
     @abstractmethod
     def __call__(
@@ -65,6 +68,7 @@ class BatchedRewardFunction(ABC):
             only. Otherwise it is called with every transition of every episode; `gen_texts` are the texts so far.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
+        is_local: False if it calls a server or a paid service. Evaluations then only compute it if they are told to.
 
     Example:
         >>> class FullStop(BatchedRewardFunction):
@@ -78,6 +82,7 @@ class BatchedRewardFunction(ABC):
 
     terminal: ClassVar[bool] = False
     needs_references: bool = False
+    is_local: bool = True
 
     @abstractmethod
     def __call__(
@@ -89,6 +94,16 @@ class BatchedRewardFunction(ABC):
         meta_infos: list[dict[str, Any] | None] | None = None,
     ) -> Sequence[float]:
         """Return one finite number for each of the `n` entries; all arguments have length `n`."""
+
+
+class GeneratedReward(BatchedRewardFunction):
+    """Terminal reward that reads more of a finished response than its text: messages of the prompt, token ids."""
+
+    terminal = True
+
+    @abstractmethod
+    def scores_of(self, generated: Sequence[Generated]) -> Sequence[float]:
+        """Return one finite number for each of the `n` finished responses."""
 
 
 AnyReward: TypeAlias = RewardFunction | BatchedRewardFunction
@@ -130,6 +145,11 @@ class RewardOfParts(RewardFunction):
         # By `getattr`, because in Python a part may be any callable with the signature of a reward.
         return any(getattr(part.reward, "needs_references", False) for part in self.parts)
 
+    @property
+    def is_local(self) -> bool:  # type: ignore[override]
+        """False if one of the parts calls a server or a paid service."""
+        return all(getattr(part.reward, "is_local", True) for part in self.parts)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the parts."""
         return {"parts": [state_of(part.reward) for part in self.parts]}
@@ -138,3 +158,13 @@ class RewardOfParts(RewardFunction):
         """Restore the state returned by `state_dict`."""
         for part, part_state in zip(self.parts, state["parts"], strict=True):
             load_state(part.reward, part_state)
+
+
+def inner_rewards(reward: Any) -> Iterator[Any]:
+    """Yield a reward and all rewards that it is made of: the parts of a sum, and the attributes of a wrapper."""
+    yield reward
+    inner = [part.reward for part in reward.parts] if isinstance(reward, RewardOfParts) else []
+    if isinstance(reward, RewardFunction | BatchedRewardFunction):
+        inner += [item for item in vars(reward).values() if isinstance(item, RewardFunction | BatchedRewardFunction)]
+    for item in inner:
+        yield from inner_rewards(item)

@@ -9,28 +9,36 @@ A failure is re-raised with the reward's class and the sample; no default value 
 panics and cancelled tasks are not subclasses of `Exception`.
 
 Rewards with `terminal` set are called for last tokens only. Parts are summed in float64, in order, in both forms.
+
+One of several parts may return None for a token: it then has no opinion. Its contribution is NaN there, and it is left
+out of the sum. A token about which no part has an opinion is an error, and so is None of a reward without parts.
 """
 
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, RewardFunction, RewardOfParts
+from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, GeneratedReward, RewardFunction, RewardOfParts
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.wording import beginning, excerpt, raised
 
 _LARGEST = float(np.finfo(np.float32).max)
 
+_None: TypeAlias = "float | None"
+"""What None in the result of a reward becomes: NaN, or None if it is an error."""
+
 
 class TransitionRewards(NamedTuple):
-    """Reward of one token and the contribution of each part; `parts` is empty if the reward has no parts."""
+    """Reward of one token and the contribution of each part, NaN if it returned None; without parts there are none."""
 
     total: float
     parts: dict[str, float]
@@ -41,7 +49,8 @@ class TokenRewards(NamedTuple):
 
     Attributes:
         total: flat `[n_tokens]` float32.
-        parts: name -> contribution of that part to `total`, flat `[n_tokens]` float64; empty if there are no parts.
+        parts: name -> contribution of that part to `total`, flat `[n_tokens]` float64, NaN where it returned None;
+            empty if there are no parts.
     """
 
     total: np.ndarray
@@ -60,15 +69,15 @@ def score_transition_in_parts(
 ) -> TransitionRewards:
     """Return the reward of one token and the contribution of each part; a `RewardError` names the failing part."""
 
-    def score(leaf_reward: AnyReward) -> np.ndarray:
+    def score(leaf_reward: AnyReward, none: _None) -> np.ndarray:
         if is_terminal(leaf_reward) and not done:
             return np.zeros(1)
         if isinstance(leaf_reward, BatchedRewardFunction):
-            return np.asarray(_scores_of_batch(leaf_reward, [current], [done]))
-        return np.asarray([_score_of_token(leaf_reward, previous, current, action=action, done=done)])
+            return np.asarray(_scores_of_batch(leaf_reward, [current], [done], none))
+        return np.asarray([_score_of_token(leaf_reward, previous, current, action=action, done=done, none=none)])
 
     scores = _weighted_scores(reward_fn, score)
-    total = float(_total(reward_fn, scores)[0])
+    total = float(_total(reward_fn, scores, [current])[0])
     return TransitionRewards(total, {name: float(part[0]) for name, part in scores.items() if name})
 
 
@@ -90,17 +99,20 @@ def score_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.
 
 def score_episodes_in_parts(reward_fn: AnyReward, episodes: Sequence[Observation]) -> TokenRewards:
     """Return what `score_episodes` does and the contribution of each part; a `RewardError` names the failing part."""
-    scores = _weighted_scores(reward_fn, lambda leaf_reward: _scores_of_episodes(leaf_reward, episodes))
-    total = _total(reward_fn, scores).astype(np.float32)
+    scores = _weighted_scores(reward_fn, lambda leaf_reward, none: _scores_of_episodes(leaf_reward, episodes, none))
+    total = _total(reward_fn, scores, episodes).astype(np.float32)
     return TokenRewards(total, {name: part for name, part in scores.items() if name})
 
 
-def _weighted_scores(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarray]) -> dict[str, np.ndarray]:
+def _weighted_scores(reward_fn: AnyReward, score: Callable[[AnyReward, _None], np.ndarray]) -> dict[str, np.ndarray]:
     """Return the weighted scores of each part, by name; the name of a reward without parts is empty."""
+    all_leaves = list(leaves(reward_fn))
+    none = math.nan if len(all_leaves) > 1 else None
+
     scores: dict[str, np.ndarray] = {}
-    for leaf in leaves(reward_fn):
+    for leaf in all_leaves:
         try:
-            weighted = leaf.weight * score(leaf.reward)
+            weighted = leaf.weight * score(leaf.reward, none)
         except RewardError as error:
             if not leaf.name:
                 raise
@@ -111,8 +123,19 @@ def _weighted_scores(reward_fn: AnyReward, score: Callable[[AnyReward], np.ndarr
     return scores
 
 
-def _total(reward_fn: AnyReward, scores: Mapping[str, np.ndarray]) -> np.ndarray:
-    total = np.asarray(sum(scores.values()))
+def _total(reward_fn: AnyReward, scores: Mapping[str, np.ndarray], episodes: Sequence[Observation]) -> np.ndarray:
+    """Return the sum of the parts; `episodes` are those of the tokens, or one whose last token is scored."""
+    parts = list(scores.values())
+    if len(parts) > 1 and any(np.isnan(part).any() for part in parts):
+        without_opinion = np.logical_and.reduce([np.isnan(part) for part in parts])
+        if without_opinion.any():
+            ends = np.cumsum([episode.n_actions for episode in episodes])
+            index = int(np.searchsorted(ends, without_opinion.argmax(), side="right"))
+            sample = named(episodes[index])
+            raise RewardError(f"all parts of {_name(reward_fn)} returned None for {sample}; one of them must score it")
+        parts = [np.nan_to_num(part, nan=0.0) for part in parts]
+    total = np.asarray(sum(parts))
+
     # Each part is finite, but a sum or a weight may leave float32's range. `~(x <= limit)` is also True for NaN.
     invalid = ~(np.abs(total) <= _LARGEST)
     if invalid.any():
@@ -146,7 +169,7 @@ def is_batched(reward_fn: AnyReward) -> bool:
     return any(isinstance(leaf.reward, BatchedRewardFunction) for leaf in leaves(reward_fn))
 
 
-def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -> np.ndarray:
+def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation], none: _None) -> np.ndarray:
     """Return the scores of all tokens, flat `[n_tokens]` float64; a terminal reward is called for last tokens only."""
     lengths = [episode.n_actions for episode in episodes]
     scores_last_token_only = is_terminal(reward_fn)
@@ -164,10 +187,10 @@ def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation]) -
         for episode, span in scored_states:
             states += [episode.after(n_actions) for n_actions in span]
             dones += [n_actions == episode.n_actions for n_actions in span]
-        scores = _scores_of_batch(reward_fn, states, dones)
+        scores = _scores_of_batch(reward_fn, states, dones, none)
     else:
         for episode, span in scored_states:
-            scores += _scores_of_tokens(reward_fn, episode, span)
+            scores += _scores_of_tokens(reward_fn, episode, span, none)
 
     # The last token of episode i is at index sum(lengths[:i + 1]) - 1; the other tokens keep a reward of 0.
     rewards = np.zeros(sum(lengths))
@@ -184,7 +207,7 @@ def is_terminal(reward_fn: AnyReward) -> bool:
     return bool(getattr(reward_fn, "terminal", False))
 
 
-def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: range) -> list[float]:
+def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: range, none: _None) -> list[float]:
     """Return the scores of an episode's tokens, each identified by the number of actions after it."""
     scores = []
     previous = episode.after(span[0] - 1)
@@ -194,13 +217,13 @@ def _scores_of_tokens(reward_fn: RewardFunction, episode: Observation, span: ran
 
         # One object is the state after a token and before the next one, so its text is decoded once.
         current = episode.after(n_actions)
-        scores.append(_score_of_token(reward_fn, previous, current, action=action, done=done))
+        scores.append(_score_of_token(reward_fn, previous, current, action=action, done=done, none=none))
         previous = current
     return scores
 
 
 def _score_of_token(
-    reward_fn: RewardFunction, previous: Observation, current: Observation, *, action: int, done: bool
+    reward_fn: RewardFunction, previous: Observation, current: Observation, *, action: int, done: bool, none: _None
 ) -> float:
     # By position, because users' rewards may name their parameters differently.
     try:
@@ -210,7 +233,7 @@ def _score_of_token(
     except BaseException as error:
         raise RewardError(f"{_name(reward_fn)} failed on {_token(current)}: {raised(error)}") from error
 
-    number = _finite(score)
+    number = none if score is None else _finite(score)
     if number is None:
         where = _token(current)
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(score)} for {where}; expected one finite number")
@@ -250,17 +273,12 @@ def _sample_in_frames(error: BaseException, states: Sequence[Observation]) -> in
     return None
 
 
-def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> list[float]:
+def _scores_of_batch(
+    reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool], none: _None
+) -> list[float]:
     batch = f"a batch of {len(states)}, which starts with {named(states[0])}"
-    # By position, because users' rewards may name their parameters differently.
     try:
-        scores = reward_fn(
-            [state.prompt_or_input_text for state in states],
-            [state.context_text for state in states],
-            [state.target_or_reference_texts for state in states],
-            dones,
-            [state.meta_info for state in states],
-        )
+        scores = _returned(reward_fn, states, dones)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
@@ -276,7 +294,7 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
 
     numbers = []
     for index, value in enumerate(values):
-        number = _finite(value)
+        number = none if value is None else _finite(value)
         if number is None:
             raise RewardError(
                 f"{_name(reward_fn)} returned {excerpt(value)} for {named(states[index])}, entry {index} of "
@@ -284,6 +302,25 @@ def _scores_of_batch(reward_fn: BatchedRewardFunction, states: Sequence[Observat
             )
         numbers.append(number)
     return numbers
+
+
+def _returned(reward_fn: BatchedRewardFunction, states: Sequence[Observation], dones: list[bool]) -> Any:
+    """Return what a batched reward returns for some states."""
+    # A terminal reward is called for finished responses only.
+    if isinstance(reward_fn, GeneratedReward):
+        generated = []
+        for state in states:
+            generated.append(Generated(state.sample, state.context_text, state.prompt_ids, state.action_ids))
+        return reward_fn.scores_of(generated)
+
+    # By position, because users' rewards may name their parameters differently.
+    return reward_fn(
+        [state.prompt_or_input_text for state in states],
+        [state.context_text for state in states],
+        [state.target_or_reference_texts for state in states],
+        dones,
+        [state.meta_info for state in states],
+    )
 
 
 def named(state: Observation) -> str:

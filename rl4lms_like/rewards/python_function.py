@@ -1,196 +1,223 @@
 """Reward from any Python function, sync or async, called once per batch or once per text.
 
-async def judge(*, prompt, response, references, meta_info, **kwargs) -> float        batched: false
-
-      scores ── texts ──> `EventLoop` ── at most max_concurrency at a time ──> numbers, in order
+PythonReward(score)                          a function
+reward_of([score, (brevity, 0.5)])           what `TextVecEnv` makes of a function or a list of them
+reward_block([score, (brevity, 0.5)])        the same as a block of a config
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import inspect
-import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
+from rl4lms_like.core.generated import Generated, of_texts
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.rewards.base import BatchedRewardFunction, GeneratedReward, RewardFunction, RewardPart, inner_rewards
+from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rewards.text import TextReward
+from rl4lms_like.scoring.python_function import (
+    FunctionName,
+    FunctionScore,
+    built_object,
+    column_issue,
+    columns_of,
+    scores_text,
+)
 from rl4lms_like.scoring.score import Texts
-from rl4lms_like.system.event_loop import EventLoop, gathered
-from rl4lms_like.system.import_paths import ImportPath, RefusedImportError, imported
-from rl4lms_like.system.numbers import Count, Positive
-from rl4lms_like.system.wording import beginning, raised
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.functions import NamedFunction, short_name
 
-T = TypeVar("T")
-
-# Names of the keyword arguments that a function gets, in the order of the columns of `Texts`.
-_BATCHED_NAMES = ("prompts", "responses", "references", "meta_infos")
-_SINGLE_NAMES = ("prompt", "response", "references", "meta_info")
+_REWARDS = (RewardFunction, BatchedRewardFunction)
+_TOKEN_FORM = "(prev_observation, action, current_observation, done, meta_info)"
 
 
 @dataclass(eq=False, repr=False)  # `kwargs` may contain secrets
-class PythonReward(TextReward):
-    """Return value of a Python function, given by its import path.
+class PythonReward(FunctionScore, TextReward, GeneratedReward):
+    """Return value of a Python function, which gets what the names of its parameters say.
 
-    With `batched`, it is called as `function(prompts=..., responses=..., references=..., meta_infos=..., **kwargs)` and
-    returns one number per response. Otherwise it is called as `function(prompt=..., response=..., references=...,
-    meta_info=..., **kwargs)` for each finished response and returns a number. Either form may be `async`.
+    With `responses` it gets all texts of a batch as lists, with `response` one text per call, and with `completions`
+    the lists that TRL's trainers pass. `prompts`, `references` and `meta_infos` are passed by these names, all others
+    are columns of the data.
 
-    Args:
-        function: `package.module:name`, in an installed package or in a folder given by `--code`.
-        batched: one call for all texts; false: one call per text.
-        kwargs: additional keyword arguments.
-        max_concurrency: maximum number of concurrent calls of an async function that is not batched.
-        timeout_s: time limit of one call in seconds; default: none. A synchronous function keeps running in its thread
-            after the timeout; its result is discarded.
+    Example:
+        >>> def short(responses):
+        ...     return [1.0 if len(text) < 20 else 0.0 for text in responses]
+        >>> PythonReward(short)(["Why?"], ["It is so."], [[]], [True])
+        [1.0]
     """
-
-    function: ImportPath
-    batched: bool = True
-    kwargs: dict[str, Any] | None = None
-    max_concurrency: Count = 16
-    timeout_s: Positive | None = None
-
-    def __post_init__(self) -> None:
-        self._kwargs = dict(self.kwargs or {})
-        self._loop = EventLoop(self.__name__)
-
-        # Only checked here, not kept: the reward may be pickled and sent to a worker, which imports its own function.
-        names = _BATCHED_NAMES if self.batched else _SINGLE_NAMES
-        _check_signature(imported_function(self.function), self.function, names, self._kwargs)
-
-    @property
-    def __name__(self) -> str:
-        """Name in error messages."""
-        return f"the function {self.function!r}"
 
     def scores(self, texts: Texts) -> Sequence[float]:
         """Return the results of the function."""
-        function = _loaded(self.function)
-        if self.batched:
-            columns = dict(zip(_BATCHED_NAMES, texts, strict=True))
-            batch_scores: Sequence[float] = self._call(partial(function, **columns, **self._kwargs))
-            return batch_scores
+        return self.scores_of(of_texts(texts.prompts, texts.responses, texts.references, texts.metas))
 
-        calls = []
-        for row in zip(*texts, strict=True):
-            arguments = dict(zip(_SINGLE_NAMES, row, strict=True))
-            calls.append(partial(function, **arguments, **self._kwargs))
+    def scores_of(self, generated: Sequence[Generated]) -> Sequence[float]:
+        """Return the results of the function, which may read messages and token ids, too."""
+        values: Sequence[float] = self.values(generated)
+        return values
 
-        # An async function waits for many answers at once; the scores come in the order of the texts all the same.
-        if inspect.iscoroutinefunction(_unwrapped(function)):
-            waiting = []
-            for index, call in enumerate(calls):
-                waiting.append(partial(self._awaited_for_text, call, index, texts.responses[index]))
-            return self._loop.run(gathered(waiting, self.max_concurrency))
+    @property
+    def is_local(self) -> bool:  # type: ignore[override]
+        """False for an async function, which waits for another service."""
+        return not self.is_async
 
-        scores = []
-        for index, call in enumerate(calls):
-            try:
-                scores.append(self._call(call))
-            except Exception as error:
-                raise _failed_on(error, index, texts.responses[index]) from error
-        return scores
 
-    def _call(self, call: Callable[[], Any]) -> Any:
-        """Call a sync or async function; an awaitable result is awaited."""
-        result = self._timed(call)
-        return self._loop.run(self._awaited(result)) if inspect.isawaitable(result) else result
+def built_reward(object: FunctionName) -> Any:
+    """Return a reward that was built in Python.
 
-    async def _awaited(self, result: Awaitable[T]) -> T:
+    Args:
+        object: the reward; in a file its name, which cannot be built again.
+    """
+    return built_object(object, "reward")
+
+
+def is_function(value: Any) -> bool:
+    """Return whether a value can be called and is neither a reward nor a class."""
+    return callable(value) and not isinstance(value, _REWARDS) and not inspect.isclass(value)
+
+
+def reward_of(reward: Any) -> Any:
+    """Return the reward that a function or a list of them stands for; any other reward is returned as it is.
+
+    Functions that score single tokens, with the parameters of `RewardFunction.__call__`, are rewards already.
+
+    Args:
+        reward: a reward, a function, or a list of rewards, functions, pairs of these with a weight, and `RewardPart`s.
+
+    Raises:
+        ConfigError: a function scores neither texts nor tokens, or the list is empty.
+    """
+    if isinstance(reward, list | tuple):
         try:
-            return await asyncio.wait_for(result, self.timeout_s)
-        except asyncio.TimeoutError as error:
-            # `wait_for` raises from the cancellation of the work; without it, the function raised the error itself.
-            if not isinstance(error.__cause__, asyncio.CancelledError):
-                raise
-            raise TimeoutError(f"no answer within {self.timeout_s:g} s") from error
-
-    async def _awaited_for_text(self, call: Callable[[], Awaitable[T]], index: int, text: str) -> T:
+            return CombinedReward([_part(*item) for item in _named_items(reward)])
+        except ValueError as error:
+            raise ConfigError([ConfigIssue("reward", str(error))], "the arguments") from error
+    if inspect.isclass(reward):
+        message = f"expected a reward, got the class {reward.__name__}: write {reward.__name__}(...)"
+        raise ConfigError([ConfigIssue("reward", message)], "the arguments")
+    if not is_function(reward):
+        return reward
+    if scores_text(reward):
         try:
-            return await self._awaited(call())
-        except Exception as error:
-            raise _failed_on(error, index, text) from error
-
-    def _timed(self, call: Callable[[], T]) -> T:
-        """Call a synchronous function and raise `TimeoutError` after `timeout_s`."""
-        # The call of an async function only makes its coroutine; the time of the work is limited by `_awaited`.
-        if self.timeout_s is None or inspect.iscoroutinefunction(_unwrapped(call)):
-            return call()
-
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-
-        # A daemon thread, unlike those of an executor, does not keep the process alive after a timeout.
-        threading.Thread(target=run, name=self.__name__, daemon=True).start()
-        if not wait([future], self.timeout_s).done:
-            raise TimeoutError(f"no answer within {self.timeout_s:g} s")
-        return future.result()
+            return PythonReward(reward)
+        except ValueError as error:
+            raise ConfigError([ConfigIssue("reward", str(error))], "the arguments") from error
+    return _of_tokens(reward)
 
 
-def imported_function(path: str) -> Callable[..., Any]:
-    """Import a function; a `ValueError` if there is none at the path, or configs are not allowed to select it."""
-    module, _, name = path.partition(":")
-    if not module or not name:
-        raise ValueError(f"function: expected an import path 'package.module:name', got {path!r}")
+def column_issues(component: Any, samples: Sequence[Sample], path: str) -> list[ConfigIssue]:
+    """Return an error for each parameter of a component's functions that nothing is passed to.
 
-    # `BaseException`, because importing a user's module runs the user's code, which may call `sys.exit`.
+    Args:
+        component: a metric, or a reward, perhaps made of others.
+        samples: those that it will score; their columns are the keys of their `meta_data`.
+        path: config path or argument of the component.
+    """
+    functions = [inner for inner in inner_rewards(component) if getattr(inner, "needed_columns", ())]
+    columns = columns_of(samples) if functions else ()
+    messages = [column_issue(function, columns) for function in functions]
+    return [ConfigIssue(path, message) for message in messages if message is not None]
+
+
+def _of_tokens(function: Any) -> Any:
+    """Return a function that can be called for tokens; else raise a `ConfigError`."""
     try:
-        function: Callable[..., Any] = imported(path)
-    except RefusedImportError as error:
-        raise ValueError(f"function: {path!r} is refused: {error}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise ValueError(f"function: cannot import {path!r}: {raised(error)}") from error
-
-    if not callable(function):
-        raise ValueError(f"function: {path!r} is {function!r}, which cannot be called")
-    return function
-
-
-def _loaded(path: str) -> Callable[..., Any]:
-    """Return a function that was validated before, possibly in the parent process of this one."""
-    module, _, name = path.partition(":")
-    # `attrgetter` follows dots: `module:Class.method` is a valid path.
-    function: Callable[..., Any] = attrgetter(name)(importlib.import_module(module))
-    return function
-
-
-def _check_signature(
-    function: Callable[..., Any], path: str, text_names: Collection[str], kwargs: Collection[str]
-) -> None:
-    """Raise a `ValueError` unless the function can be called with these names and names a response parameter."""
-    names = {*text_names, *kwargs}
-    try:
-        signature = inspect.signature(function)
-        signature.bind(**dict.fromkeys(names))
+        inspect.signature(function).bind(*[None] * 5)
     except TypeError as error:
-        raise ValueError(f"function: {path!r} cannot be called with {', '.join(sorted(names))}: {error}") from error
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        message = (
+            f"{name} has neither a parameter `responses`, `response` or `completions`, nor those of a reward of "
+            f"tokens, {_TOKEN_FORM}: {error}"
+        )
+        raise ConfigError([ConfigIssue("reward", message)], "the arguments") from error
     except ValueError:  # some built-in functions have no signature
-        signature = inspect.Signature()
-
-    # A function that only takes `**kwargs` fits any names, so this is no sign that it is meant as a reward.
-    response_name = next(name for name in text_names if name.startswith("response"))
-    if response_name not in signature.parameters:
-        raise ValueError(f"function: {path!r} has no parameter {response_name!r}, so it cannot score responses")
+        pass
+    return function
 
 
-def _unwrapped(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function inside nested partials; for a callable object, its `__call__`."""
-    while isinstance(call, partial):
-        call = call.func
-    return call if inspect.isroutine(call) else getattr(call, "__call__", call)  # noqa: B004
+def _part(reward: Any, weight: float, name: str) -> RewardPart:
+    return RewardPart(reward_of(reward), weight, name)
 
 
-def _failed_on(error: Exception, index: int, text: str) -> Exception:
-    return ValueError(f"on text {index}, {beginning(text)}: {type(error).__name__}: {error}")
+def _named_items(rewards: Sequence[Any]) -> list[tuple[Any, float, str]]:
+    """Return reward, weight and name of each item of a list; equal names get a number."""
+    n_of_name: dict[str, int] = {}
+    items = []
+    for item in rewards:
+        reward, weight, name = item, 1.0, None
+        if isinstance(item, RewardPart):
+            reward, weight, name = item.reward, item.weight, item.label
+        elif isinstance(item, tuple) and len(item) == 2:
+            reward, weight = item
+        if isinstance(weight, bool) or not isinstance(weight, int | float):
+            raise ValueError(f"expected pairs (reward, weight), got the weight {weight!r:.60}")
+
+        name = name or _label(reward)
+        n_of_name[name] = n_of_name.get(name, 0) + 1
+        if n_of_name[name] > 1:
+            name = f"{name}_{n_of_name[name]}"
+        items.append((reward, float(weight), name))
+    return items
+
+
+def _label(reward: Any) -> str:
+    """Return the name under which a part is logged: that of the function, the class or the id."""
+    if isinstance(reward, Mapping):
+        return str(reward.get("name") or _label(reward.get("id")))
+    if isinstance(reward, str):
+        return short_name(reward)
+    if isinstance(reward, PythonReward):
+        return reward.label
+    if is_function(reward):
+        return short_name(NamedFunction(reward))
+    return type(reward).__name__
+
+
+def reward_block(reward: Any) -> Any:
+    """Return the block of a config that stands for a reward: `{id, args}`, in Python with functions and objects.
+
+        score                              {id: python, args: {function: score}}
+        [score, (brevity, 0.5)]            {id: combine, args: {rewards: [{..., weight: 1.0, name: score}, ...]}}
+        ShortAnswers(limit=5)              {id: object, args: {object: ...}}
+        {id: score, args: {word: "yes"}}   {id: python, args: {function: score, kwargs: {word: "yes"}}}
+        rouge                              {id: rouge}
+
+    Other blocks are returned as they are.
+
+    Raises:
+        ValueError: it is a class, the list is empty, or a weight is not a number.
+    """
+    if isinstance(reward, list | tuple):
+        if not reward:
+            raise ValueError("the list of rewards is empty")
+        parts = []
+        for item, weight, name in _named_items(reward):
+            parts.append({**reward_block(item), "weight": weight, "name": name})
+        return {"id": "combine", "args": {"rewards": parts}}
+
+    if isinstance(reward, str):
+        return {"id": reward}
+    if isinstance(reward, _REWARDS):
+        return {"id": "object", "args": {"object": NamedFunction(reward)}}
+    if isinstance(reward, Mapping):
+        function = reward.get("id")
+        if isinstance(function, str) or not callable(function):
+            return reward
+        args: dict[str, Any] = {"function": NamedFunction(function)}
+        if reward.get("args"):
+            args["kwargs"] = reward["args"]
+        return {**reward, "id": "python", "args": args}
+    if callable(reward):
+        return {"id": "python", "args": {"function": NamedFunction(reward)}}
+    return reward
+
+
+def part_block(part: Any) -> Any:
+    """Return the block of one of several rewards; a function or an object gives it its name."""
+    if isinstance(part, RewardPart):
+        return {**reward_block(part.reward), "weight": part.weight, "name": part.label}
+    block = reward_block(part)
+    if block is not part and not isinstance(part, str):
+        return {"name": _label(part), **block}
+    return block

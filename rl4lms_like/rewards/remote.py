@@ -38,6 +38,8 @@ class HttpReward(HttpClient, TextReward):
 
     batch_size: Count = 64
 
+    is_local = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._loop = EventLoop("http reward")
@@ -88,3 +90,5 @@ class HttpReward(HttpClient, TextReward):
 
 class LLMJudgeReward(LLMJudge, ScoreReward):
     """Score of each response by a language model on an OpenAI-compatible server, or how often it wins comparisons."""
+
+    is_local = False

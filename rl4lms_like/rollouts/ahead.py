@@ -107,7 +107,8 @@ class Collector(Protocol):
 class NextRollout:
     """First generation batches of the next rollout, which an engine generates during the update on this one.
 
-    At the end of a rollout it draws the prompts of as many batches as that one needed.
+    At the end of a rollout it draws the prompts of as many batches as that one needed. Those of batches that are not
+    needed are put back.
 
     Args:
         collector: draws the prompts and has the options of the sampling.
@@ -127,7 +128,7 @@ class NextRollout:
 
         # The sampler's state before the draw is what a resumed run draws the same prompts from.
         sampler = deepcopy(collector.env.envs[0].sampler.state_dict())
-        drawn = [collector.draw_prompts() for _ in range(n_batches)]
+        drawn = [self._draw() for _ in range(n_batches)]
         calls = []
         for batch in drawn:
             arguments = collector.sampling_arguments(batch.seed)
@@ -148,12 +149,20 @@ class NextRollout:
 
     def drop_rest(self) -> None:
         """Drop batches that the rollout turned out not to need."""
+        if self._pending:
+            self.collector.env.put_back(len(self._pending))
         self._pending = []
 
     def forget(self) -> None:
-        """Drop all batches, also for checkpoints."""
-        self._pending = []
+        """Drop all batches, also for checkpoints; their environment must still be that of the collector."""
+        self.drop_rest()
         self.for_checkpoint = None
+
+    def _draw(self) -> DrawnBatch:
+        """Draw the prompts of a batch whose episodes are played later, so that no `reset` may put them back."""
+        batch = self.collector.draw_prompts()
+        self.collector.env.keep_prompts()
+        return batch
 
     def load(self, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore the state returned by `AheadBatches.state`: draw the prompts again.
@@ -168,7 +177,7 @@ class NextRollout:
         seeds = collector.seeds.state_dict()
         pending = []
         for index, saved in enumerate(numbers["batches"]):
-            batch = collector.draw_prompts()
+            batch = self._draw()
             if batch.sample_ids != saved["sample_ids"]:
                 raise CheckpointError("the sampler does not draw the prompts of the saved responses again")
             pending.append(replace(batch, seed=saved["seed"], responses=restored_responses(index, tensors)))

@@ -280,17 +280,20 @@ class EpisodeBuffer:
         )
         return advantages[mask], returns[mask]
 
-    def get(self, batch_size: int | None = None) -> Iterator[Minibatch]:
+    def get(self, batch_size: int | None = None, minibatch_episodes: int | None = None) -> Iterator[Minibatch]:
         """Iterate once over the episodes in a new random order.
 
         Args:
             batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
+            minibatch_episodes: number of episodes per minibatch, in place of a number of tokens.
         """
         assert self.episodes is not None, "call compute_returns_and_advantage first"
-        if batch_size is None:
-            minibatches = [list(range(self.episodes.n_episodes))]
-        else:
+        if minibatch_episodes is not None:
+            minibatches = self._draw_minibatches([1] * self.episodes.n_episodes, minibatch_episodes)
+        elif batch_size is not None:
             minibatches = self._draw_minibatches(self.episodes.response_lengths.tolist(), batch_size)
+        else:
+            minibatches = [list(range(self.episodes.n_episodes))]
         for rows in minibatches:
             yield self.samples(torch.tensor(rows, device=self.device))
 
@@ -317,10 +320,14 @@ class EpisodeBuffer:
             weights=torch.ones_like(returns),
         )
 
-    def _draw_minibatches(self, lengths: list[int], batch_size: int) -> list[list[int]]:
+    def _draw_minibatches(self, sizes: list[int], batch_size: int) -> list[list[int]]:
         """Return the rows of each minibatch, in random order.
 
         Episodes that share a prompt are shuffled and packed as one unit, so that a minibatch computes it only once.
+
+        Args:
+            sizes: of each episode: its number of tokens, or 1 if minibatches are counted in episodes.
+            batch_size: of a minibatch, in the same unit.
         """
         assert self.episodes is not None
         rows = self.episodes.group_ids if self.keeps_groups else self.episodes.prompt_rows
@@ -329,9 +336,10 @@ class EpisodeBuffer:
         for unit in self._rng.permutation(len(units)):
             order += units[unit]
         if not self.sort_by_length:
-            return pack_episodes(lengths, order, batch_size, rows, keeps_groups=self.keeps_groups)
+            return pack_episodes(sizes, order, batch_size, rows, keeps_groups=self.keeps_groups)
 
         # A unit is sorted by its longest episode: that is the width to which the others are padded.
+        lengths = self.episodes.response_lengths.tolist()
         longest = {}
         for episodes in units:
             for episode in episodes:
@@ -339,9 +347,9 @@ class EpisodeBuffer:
 
         # Sorting only within windows of a few minibatches keeps most of the random order, which the gradient needs.
         minibatches: list[list[int]] = []
-        for window in pack_episodes(lengths, order, SORTING_WINDOW * batch_size, rows, keeps_groups=self.keeps_groups):
+        for window in pack_episodes(sizes, order, SORTING_WINDOW * batch_size, rows, keeps_groups=self.keeps_groups):
             by_length = sorted(window, key=longest.__getitem__)
-            minibatches += pack_episodes(lengths, by_length, batch_size, rows, keeps_groups=self.keeps_groups)
+            minibatches += pack_episodes(sizes, by_length, batch_size, rows, keeps_groups=self.keeps_groups)
         return [minibatches[i] for i in self._rng.permutation(len(minibatches))]
 
     # --- checkpoints ------------------------------------------------------------------------------------------------

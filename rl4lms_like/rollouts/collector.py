@@ -4,6 +4,7 @@ prompts   = env.reset()                  `group_size` episodes in a row have the
 episodes  = policy.generate(prompts)     [n, response_len]
 rewards   = env.play(episodes)           [n_tokens] task rewards; a reward of the whole text is at its last token
                                          with dynamic sampling, groups with equal rewards are left out
+          until there are n_episodes episodes or at least n_tokens tokens
 scores    = policy.score(episodes)       [n_tokens] values, log_prob, entropy, ref_log_prob, raw_log_prob
 buffer.add(rewards)                      minus the KL penalty if `placement` is `reward`; then advantages and returns
 kl.step, recorder, prompt sampler        from log-ratios and rewards; then the next rollout may be generated ahead
@@ -100,7 +101,7 @@ class RolloutCollector:
         episode_infos: total reward, length and sample of each episode of the last rollout.
 
     Raises:
-        ConfigError: `group_size` does not divide the number of environments.
+        ConfigError: `group_size` does not divide the number of environments, or that does not divide `n_episodes`.
         RL4LMsLikeError: groups are requested of an environment that steps token by token.
     """
 
@@ -129,13 +130,13 @@ class RolloutCollector:
 
     def use(self, env: VecEnv) -> None:
         """Use this environment from now on."""
+        self.next_rollout.forget()  # its prompts are those of the environment before
         self.env = env
         self.traits = EnvTraits.of(env)
         (layout,) = env.get_attr("layout", [0])
         if layout.continuations.follows_prompt and self.policy.reader.is_encoder_decoder:
             message = "missing: the first decoder token of the policy, whose responses do not continue their prompts"
             raise ConfigError([ConfigIssue("context_start_token", message)], "the environment")
-        self.next_rollout.forget()  # its prompts are those of the environment before
 
         if self.generates_ahead and not self.traits.plays_episodes:
             raise RL4LMsLikeError("an engine that generates ahead requires a TextVecEnv that is not wrapped")
@@ -145,6 +146,10 @@ class RolloutCollector:
         if env.num_envs % group_size:
             message = f"{env.num_envs} responses cannot be divided into groups of {group_size} (group_size)"
             raise ConfigError([ConfigIssue("n_envs", message)], "the environment")
+        n_episodes = self.options.n_episodes
+        if n_episodes is not None and n_episodes % self.n_envs:
+            message = f"must be a multiple of n_envs, {self.n_envs} episodes that are generated together"
+            raise ConfigError([ConfigIssue("n_episodes", f"{message}; got {n_episodes}")], "the arguments")
 
     def attach(self, *, replay: RolloutSource | None = None, recorder: RolloutRecorder | None = None) -> None:
         """Replay or record the rollouts from now on.
@@ -193,11 +198,11 @@ class RolloutCollector:
         updates_policy: bool = True,
         on_batch: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """Fill an empty buffer with at least `n_tokens` tokens, or as many as the limit of dynamic sampling allows.
+        """Fill an empty buffer with a rollout, or with as much of it as the limit of dynamic sampling allows.
 
         Args:
             buffer: afterwards it has advantages and returns, too.
-            n_tokens: number of tokens of all processes.
+            n_tokens: minimum number of tokens of all processes; without effect if the options have `n_episodes`.
             updates_policy: False if no update of the policy follows, as in the critic's pretraining. Then the KL
                 coefficient stays, and the next rollout is not generated ahead.
             on_batch: called before each generation batch.
@@ -272,19 +277,24 @@ class RolloutCollector:
     # --- generating -------------------------------------------------------------------------------------------------
 
     def _generate_rollout(self, n_tokens: int, *, updates_policy: bool, on_batch: Callable[[], None] | None) -> Rollout:
-        """Generate a rollout of at least `n_tokens` tokens, if the limit of dynamic sampling allows it."""
+        """Generate a rollout of `n_episodes` episodes or at least `n_tokens` tokens, if dynamic sampling allows it."""
         generated: list[RolloutBatch] = []
         kept: list[RolloutBatch] = []
         factor = self.options.dynamic_sampling
-        n_generated = n_kept = 0  # tokens
-        while n_kept < n_tokens:
-            if factor is not None and n_generated >= factor * n_tokens:
+
+        # Sizes count episodes or tokens.
+        n_episodes = self.options.n_episodes
+        size = n_tokens if n_episodes is None else n_episodes
+        n_generated = 0
+        n_kept = 0
+        while n_kept < size:
+            if factor is not None and n_generated >= factor * size:
                 break
             if on_batch is not None:
                 on_batch()
             batch = self.generation_batch()
             generated.append(batch)
-            n_generated += batch.episodes.n_tokens
+            n_generated += batch.episodes.n_tokens if n_episodes is None else batch.episodes.n_episodes
 
             # Groups with equal rewards have advantages of 0: they would only make the update smaller (DAPO, arXiv
             # 2503.14476, section 3.2).
@@ -293,8 +303,12 @@ class RolloutCollector:
                 if not len(index):
                     continue
                 batch = batch.select(index)
+
+            # Surplus groups are dropped: a rollout has exactly `n_episodes` episodes, which are whole groups.
+            if n_episodes is not None and n_kept + batch.episodes.n_episodes > n_episodes:
+                batch = batch.select(torch.arange(n_episodes - n_kept, device=batch.rewards.device))
             kept.append(batch)
-            n_kept += batch.episodes.n_tokens
+            n_kept += batch.episodes.n_tokens if n_episodes is None else batch.episodes.n_episodes
         self.next_rollout.drop_rest()
 
         # If all groups were left out, the last batch stays: an update needs a rollout.

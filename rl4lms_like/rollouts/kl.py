@@ -11,9 +11,14 @@ This module does not import torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from rl4lms_like.core.kl_estimators import Estimator, Placement, estimator_error
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.numbers import Count, NonNegative, Positive
+from rl4lms_like.system.schema import Block
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +27,57 @@ CLIP = 0.2
 """Relative errors are clipped to this size (arXiv 1909.08593, section 2.2)."""
 TOP_K = 64
 """Default number of tokens of the estimator `top_k`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KLConfig(Block):
+    """The `alg.kl_div` block: the KL penalty against the reference model.
+
+    Args:
+        coeff: initial KL coefficient. 0 disables the penalty, and no reference model is loaded.
+        target_kl: KL that the controller aims at, in nats per token (with `horizon`, per sequence). null leaves the
+            coefficient constant.
+        norm_reward: divide the task rewards of a rollout by the standard deviation of its episodes' totals.
+        controller: how the coefficient follows the KL: `adaptive` (that of RL4LMs), `horizon` (arXiv 1909.08593) or
+            `fixed`; default: `adaptive` if `target_kl` is given, else `fixed`.
+        gain: for `adaptive`: step size of the coefficient per iteration; 0.1 changes it by at most 2 %.
+        horizon: for `horizon`: number of episodes over which the coefficient may change by 20 %.
+        estimator: how a token's KL is estimated. `k1`, `k2`, `k3`: from its log-ratio. In the loss also `top_k`: the
+            exact KL over the most probable tokens of the policy and the sum of all others; `full`: over the whole
+            vocabulary. Default: `k3` in the loss (`k2` for `reinforce_pp_baseline`), else `k1`. `k1` in the loss is an
+            error, because its expected gradient is 0.
+        top_k: number of tokens of the estimator `top_k`; default: 64.
+        max_coeff: upper limit of the coefficient; null sets none.
+        placement: subtract the penalty from the `reward` of each token. For algorithms without a critic also
+            `advantage`: subtract it from the advantage of the same token only; `loss`: add it to the loss. Default:
+            `loss` for these, except for `rloo`, `reinforce_pp` (`reward`) and `opd` (`advantage`, or `loss` if the
+            estimator needs it).
+    """
+
+    coeff: NonNegative
+    target_kl: Positive | None = None
+    norm_reward: bool = False
+    controller: Literal["adaptive", "horizon", "fixed"] | None = None
+    gain: Positive = 0.1
+    horizon: Count = 10_000
+    estimator: Estimator | None = None
+    top_k: Count | None = None
+    max_coeff: Positive | None = None
+    placement: Placement | None = None
+
+    def __post_init__(self) -> None:
+        if self.controller is None:
+            object.__setattr__(self, "controller", "fixed" if self.target_kl is None else "adaptive")
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if error := estimator_error(self.placement or "reward", self.estimator, self.top_k):
+            yield ConfigIssue("", error)
+        if self.controller != "fixed" and self.target_kl is None:
+            message = f"controller {self.controller!r} needs target_kl; or set controller to 'fixed'"
+            yield ConfigIssue("", message)
+        if self.coeff == 0 and self.target_kl is not None:
+            message = "a coefficient of 0 stays 0 and target_kl has no effect: start above 0, e.g. 0.001"
+            yield ConfigIssue("", message)
 
 
 class KLController(ABC):
@@ -53,6 +109,8 @@ class KLController(ABC):
     ) -> None:
         if error := estimator_error(placement, estimator, top_k):
             raise ValueError(error)
+
+        # The limit holds for the initial coefficient too.
         self.coeff = float(coeff if max_coeff is None else min(coeff, max_coeff))
         self.target_kl = target_kl
         self.estimator: Estimator = estimator or ("k3" if placement == "loss" else "k1")
@@ -68,6 +126,10 @@ class KLController(ABC):
             kl: k1 of every token `[n_tokens]`.
             lengths: number of tokens of every episode `[n]`.
         """
+
+    def config(self, norm_reward: bool) -> KLConfig:
+        """Return the settings that a config would have, for rules."""
+        return KLConfig(coeff=self.coeff, estimator=self.estimator, placement=self.placement, norm_reward=norm_reward)
 
     def _multiply(self, factor: float) -> None:
         self.coeff *= factor
@@ -158,6 +220,8 @@ def make_kl_controller(
 ) -> KLController:
     """Return the controller of a config's `alg.kl_div` block; without a target the coefficient is constant."""
     limits: dict[str, Any] = {"estimator": estimator, "max_coeff": max_coeff, "placement": placement, "top_k": top_k}
+
+    # Without a target there is nothing to follow.
     if controller == "fixed" or target_kl is None:
         return FixedKLController(coeff, **limits)
     if controller == "horizon":

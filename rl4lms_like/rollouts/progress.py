@@ -71,7 +71,7 @@ class UpdateProgress:
         self.stage = UpdateStage.WEIGHTS_CHANGED if self.is_finished else UpdateStage.IN_STEP
 
     def remaining(
-        self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None
+        self, buffer: EpisodeBuffer, n_epochs: int, batch_size: int | None, minibatch_episodes: int | None = None
     ) -> Iterator[tuple[int, Minibatch]]:
         """Iterate over the minibatches that remain of `n_epochs` passes, each with the number of its pass.
 
@@ -81,6 +81,7 @@ class UpdateProgress:
             buffer: contains the rollout.
             n_epochs: number of passes over it.
             batch_size: approximate number of tokens per minibatch; None = the whole rollout at once.
+            minibatch_episodes: number of episodes per minibatch, in place of a number of tokens.
         """
         # The interrupted pass draws its minibatches again, in the same order, and skips those that are done.
         if self.epoch:
@@ -88,7 +89,7 @@ class UpdateProgress:
         for epoch in range(max(self.epoch, 1), n_epochs + 1):
             self.epoch = epoch
             self._order = buffer.state_dict()
-            for minibatch in islice(buffer.get(batch_size), self.n_done, None):
+            for minibatch in islice(buffer.get(batch_size, minibatch_episodes), self.n_done, None):
                 yield epoch, minibatch
 
             # After the last pass the count stays: an update that is finished has no minibatch left on resuming.

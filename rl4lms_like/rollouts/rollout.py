@@ -38,10 +38,12 @@ class RolloutOptions:
         bootstrap_truncated: let returns and advantages of episodes that hit the length limit continue with the critic's
             value after their last token.
         score_batch_size: tokens of prompts and responses per scoring pass; None = a whole generation batch at once.
+        n_episodes: number of episodes of a rollout, a multiple of the number of environments of all processes; None =
+            the size of a rollout is a number of tokens.
         group_size: number of responses to each prompt.
         dynamic_sampling: None keeps all groups. A number leaves out groups whose rewards are all equal, and generates
-            at most this many times the tokens of a rollout. If all groups are left out, the last generation batch is
-            kept.
+            at most this many times the tokens of a rollout, or its episodes if it has `n_episodes`. If all groups are
+            left out, the last generation batch is kept.
         first_token_temperature: see `TextGenerator.generate`.
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
@@ -53,6 +55,7 @@ class RolloutOptions:
     norm_reward: bool = False
     bootstrap_truncated: bool = False
     score_batch_size: int | None = None
+    n_episodes: int | None = None
     group_size: int = 1
     dynamic_sampling: int | None = None
     first_token_temperature: float | None = None
@@ -69,7 +72,7 @@ class RolloutBatch:
     Args:
         episodes: `n` whole episodes.
         rewards: task rewards `[n_tokens]`, without the KL penalty.
-        reward_parts: name -> contribution of that part of a combined reward `[n_tokens]`.
+        reward_parts: name -> contribution of that part of a combined reward `[n_tokens]`, NaN where it returned None.
         sample_ids: ids of the samples that the prompts are from, `n`.
         scores: of the policy, its critic and its reference; None = not scored yet.
     """
@@ -264,6 +267,11 @@ def rollout_statistics(
     """
     info: dict[str, float] = {}
     for name, values in _series(rollout, kl_rewards, has_critic).items():
+        # A part of the reward may have left out some episodes; they do not count in its mean.
+        if name.startswith("reward/"):
+            values = values[~values.isnan()]
+            if not len(values):
+                continue
         info[f"rollout_info/{name}"] = float(values.double().mean())
         info[f"rollout_info/{name}_std"] = float(values.double().std(unbiased=False))
 

@@ -126,7 +126,7 @@ def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
     try:
         if not (folder / "config.json").is_file():
             print(f"creating {name}, once, in {folder.parent}", file=sys.stderr, flush=True)
-            _make_atomically(folder, make)
+            make_atomically(folder, make)
         # The cache may be another user's, whose files this user may not read: better an error here, with a way out.
         for file in folder.iterdir():
             file.open("rb").close()
@@ -136,8 +136,8 @@ def _created(name: str, folder_name: str, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def cache_folder() -> Path:
-    """Return the folder of embedded models.
+def cache_folder(content: str = "embedded") -> Path:
+    """Return the folder of the cache for a content: embedded models, or what was given to a run in Python.
 
     Raises:
         ModelError: the folder is in a home directory that is unknown.
@@ -148,14 +148,20 @@ def cache_folder() -> Path:
 
     # In some containers, the user has no entry in the system, and so no home directory.
     try:
-        return folder.expanduser() / "embedded"
+        return folder.expanduser() / content
     except RuntimeError as error:
-        message = f"no folder for embedded models: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
+        message = f"no folder for the cache: the home directory of {folder} is unknown; set RL4LMS_LIKE_HOME"
         raise ModelError(message) from error
 
 
-def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
-    """Create a folder completely or not at all; if several processes create it at once, the first to finish wins."""
+def make_atomically(folder: Path, make: Callable[[Path], Any], last_file: str = "config.json") -> None:
+    """Create a folder completely or not at all; if several processes create it at once, the first to finish wins.
+
+    Args:
+        folder: the folder.
+        make: writes the files of a new folder.
+        last_file: a file that a complete folder has.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
@@ -168,7 +174,7 @@ def _make_atomically(folder: Path, make: Callable[[Path], None]) -> None:
             new_folder.rename(folder)
         except OSError:
             # It cannot replace a folder that is not empty: another process was faster, and its model is the same.
-            if not (folder / "config.json").is_file():
+            if not (folder / last_file).is_file():
                 raise
 
 

@@ -47,6 +47,10 @@ class ConfigIssue:
         return ConfigIssue(".".join(filter(None, (path, self.path))), self.message)
 
 
+class Notice(ConfigIssue):
+    """Message about a config path (`alg.policy.args.generation_kwargs`) that is valid."""
+
+
 class ConfigError(RL4LMsLikeError):
     """A config is invalid. The error lists every error found, not only the first."""
 

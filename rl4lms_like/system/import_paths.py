@@ -4,6 +4,7 @@
     modules already imported, __main__    yes: the program that uses the library chose them
     folders that the user names           yes: --code DIR, `use_code_from`, $RL4LMS_LIKE_CODE, $PYTHONPATH
     the current folder                    only if it is named
+    FILE.py:Name                          that file, if its folder is allowed and no other module has its name
     Python's standard library             never: it has no components, and can start programs
 
 A config may come from another user. It can select code that the user of the config already trusts, but not add code.
@@ -95,8 +96,10 @@ def imported(path: str) -> Any:
         Exception: anything that importing its module raises, since this runs the user's code.
     """
     # Checked before the import, which already runs the module's code.
-    module, _, name = path.partition(":")
+    module, _, name = path.rpartition(":")
     _append_to_search_path()
+    if module.endswith(".py"):
+        module = _module_of_file(module)
     _require_allowed_module(module)
     target: Any = importlib.import_module(module)
 
@@ -107,6 +110,42 @@ def imported(path: str) -> Any:
             raise RefusedImportError(f"{attribute!r} is a module; name it before the colon: '{target.__name__}:...'")
     _require_allowed_object(target, path)
     return target
+
+
+def _module_of_file(file: str) -> str:
+    """Return the name under which `import` finds a file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        RefusedImportError: its folder is not one that the user named, or another module has its name.
+    """
+    path = Path(os.path.abspath(with_home(file)))
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {str(path)!r}")
+    if not path.stem.isidentifier():
+        raise RefusedImportError(f"{path.stem!r} is not the name of a module; rename the file {path.name!r}")
+
+    # The program itself, or a module that it has imported. Another module of the same name would be returned by
+    # `import` in place of the file.
+    for name in ("__main__", path.stem):
+        if _is_file_of(getattr(sys.modules.get(name), "__file__", None), path):
+            return name
+    if path.stem in sys.modules:
+        other = getattr(sys.modules[path.stem], "__file__", None) or "built into Python"
+        raise RefusedImportError(f"another module {path.stem!r} is imported already ({other}); rename {path.name!r}")
+
+    if not any(_is_same(path.parent, folder) for folder in _named_folders()):
+        raise RefusedImportError(_refusal(path.stem, path.parent))
+    importlib.invalidate_caches()  # the file may be new
+    spec = find_spec(path.stem)
+    origin = None if spec is None else spec.origin
+    if not _is_file_of(origin, path):
+        raise RefusedImportError(f"`import {path.stem}` finds another module ({origin}); rename {path.name!r}")
+    return path.stem
+
+
+def _is_file_of(file: str | None, path: Path) -> bool:
+    return file is not None and os.path.realpath(file) == os.path.realpath(path)
 
 
 def importable(path: str) -> str:

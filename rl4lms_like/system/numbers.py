@@ -17,6 +17,8 @@ Count = Annotated[int, Ge(1)]
 Whole = Annotated[int, Ge(0)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
+BlockLength = Annotated[int, Ge(2)]
+"""Tokens of a text of which the first one is not predicted."""
 Fraction = Annotated[float, Interval(ge=0, le=1)]
 Finite = Annotated[float, AllowInfNan(False)]
 Processes = Annotated[int, Interval(ge=0, le=1024)]

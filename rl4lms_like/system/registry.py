@@ -113,6 +113,14 @@ class Registry:
             return Entry(id, f"from {id}")
         raise ConfigError([ConfigIssue("", self.unknown(id))], f"the {self.kind} id")
 
+    def id_of(self, component: Any) -> str | None:
+        """Return the id of a class or function of the table; None for any other."""
+        import_path = f"{component.__module__}:{component.__qualname__}"
+        for id, entry in self._table.items():
+            if entry.target is component or entry.target == import_path:
+                return id
+        return None
+
     def unknown(self, id: str) -> str:
         """Return the message for an unknown id."""
         nearest = difflib.get_close_matches(id, self.ids(), n=1)
@@ -159,6 +167,18 @@ class Registry:
             raise self._invalid(id, repr(target))
         return target
 
+    def arguments_class(self, id: str) -> Any:
+        """Return the class or function that receives the `args` of a component; None if its package is not installed.
+
+        Raises:
+            ConfigError: see `signature`.
+        """
+        try:
+            target = self.signature(id)
+        except MissingExtraError:  # not an error in the config; building the component reports what to install
+            return None
+        return getattr(target, "arguments_class", target)
+
     def _invalid(self, id: str, reason: object) -> ConfigError:
         return ConfigError([ConfigIssue("", f"{id!r} is not a valid {self.kind}: {reason}")], f"the {self.kind} id")
 
@@ -182,13 +202,14 @@ class Registry:
         return iter(self.ids())
 
 
-def derived_from(*bases: str) -> Callable[[Any], str | None]:
+def derived_from(*bases: str, alternative: str = "") -> Callable[[Any], str | None]:
     """Return a `misfit` function for a registry whose components are classes derived from one of `bases`.
 
     Args:
         bases: `package.module:Name`; compared by name, so that nothing is imported.
+        alternative: what else is accepted, for the message.
     """
-    expected = " or ".join(base.rpartition(":")[2] for base in bases)
+    expected = " or ".join(base.rpartition(":")[2] for base in bases) + alternative
     hint = "derive it, or register it in Python under an id"
 
     def misfit(component: Any) -> str | None:

@@ -1,26 +1,28 @@
-"""Validate mappings from a config against Python signatures. All errors are returned, none is raised.
+"""Make typed objects from the mappings of a config. All errors are returned, none is raised.
 
     signature    (limit: Annotated[int, Ge(1)] = 20, mode: Literal["mean", "max"] = "mean")
     mapping      {limt: 5, mode: sum}
-    errors     limt: unknown key; did you mean 'limit'?
+    errors       limt: unknown key; did you mean 'limit'?
                  mode: expected 'mean' or 'max', got 'sum'
 
 A signature belongs to a function, a class or a dataclass. A parameter whose type is a dataclass is a nested mapping, so
 that a whole config is checked by the same code as the arguments of one reward. pydantic validates the values.
+
+Types come first. The rules of a `Block` are its method `issues`; rules among several blocks are functions, whose
+parameters name the blocks that they read (`broken_rules`). Both see only blocks whose values have the right types.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 import inspect
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from types import SimpleNamespace
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -31,17 +33,22 @@ from pydantic import (
     ValidationError,
 )
 
-from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.wording import describe, help_of, shown
 
 Special: TypeAlias = Callable[[Any], "Callable[[Any], Any] | None"]
 """Function from a type to its validator, for types that pydantic does not support; None for all other types."""
+
+Rule: TypeAlias = Callable[..., Iterable[ConfigIssue]]
+"""Function of some blocks that yields what is wrong with them together; its parameters are the blocks' names."""
 
 UNKNOWN_KEY = "unknown key"
 """Start of the message for an unknown key."""
 
 REQUIRED: Any = inspect.Parameter.empty
 """Marker for an argument without a default."""
+
+BlockType = TypeVar("BlockType")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +68,86 @@ class RefusedError(ValueError):
     def __init__(self, *issues: ConfigIssue) -> None:
         super().__init__("; ".join(map(str, issues)))
         self.issues = issues
+
+
+# --- blocks and rules -----------------------------------------------------------------------------------------------
+
+
+class Block:
+    """Base class of the dataclasses that describe one block of a config.
+
+    Attributes:
+        given: names of the fields that were written; the others have their defaults.
+    """
+
+    given: ClassVar[frozenset[str]] = frozenset()
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        """Yield the errors of values that contradict each other, with paths relative to the block."""
+        yield from ()
+
+
+def read_block(
+    block: type[BlockType], values: Mapping[str, Any], *, special: Special | None = None
+) -> tuple[BlockType | None, list[ConfigIssue]]:
+    """Make the dataclass that a mapping describes; None if a value has another type, with the errors."""
+    fields, issues = check_arguments(block, values, "", special=special)
+    if issues:
+        return None, issues
+    try:
+        return make_block(block, fields), []
+    except ValueError as error:  # of a user's dataclass, which validates itself
+        return None, [ConfigIssue("", str(error))]
+
+
+def make_block(block: type[BlockType], fields: Mapping[str, Any]) -> BlockType:
+    """Make a dataclass from checked fields, and remember which were written.
+
+    That can matter: a default without effect is no error, a setting without effect is one.
+    """
+    made = block(**fields)
+    if isinstance(made, Block):
+        object.__setattr__(made, "given", frozenset(fields))
+    return made
+
+
+def checked_block(block: type[BlockType], values: Mapping[str, Any], source: str) -> BlockType:
+    """Make a block from keyword arguments in Python, with the types and rules of a config.
+
+    Raises:
+        ConfigError: lists all errors; `source` says what the values are.
+    """
+    made, issues = read_block(block, values)
+    if isinstance(made, Block):
+        issues = list(made.issues())
+    if issues or made is None:
+        raise ConfigError(issues, source)
+    return made
+
+
+def broken_rules(rules: Iterable[Rule], blocks: Mapping[str, Any]) -> list[ConfigIssue]:
+    """Return what some rules find; a rule is skipped if one of the blocks that it reads is not among `blocks`."""
+    issues: list[ConfigIssue] = []
+    for rule in rules:
+        names = inspect.signature(rule).parameters
+        if blocks.keys() >= set(names):
+            issues += rule(**{name: blocks[name] for name in names})
+    return issues
+
+
+def coerced_mapping(block: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a dataclass, coerced to their types, for a value that stays a mapping.
+
+    Raises:
+        RefusedError: lists all errors.
+    """
+    fields, issues = check_arguments(block, values, "")
+    if issues:
+        raise RefusedError(*issues)
+    return fields
+
+
+# --- signatures -----------------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,14 +191,16 @@ def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -
         return Signature((), open=True)
     except TypeError:  # a target that cannot be hashed
         parameters, hints, helps = _words(target)
-    arguments, open_ended = [], False
+
+    arguments = []
+    is_open = False
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            open_ended = True
+            is_open = True
         elif parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) and name not in exclude:
             default = _default(target, name, parameter)
             arguments.append(Argument(name, hints.get(name, Any), default, helps.get(name, "")))
-    return Signature(tuple(arguments), open_ended)
+    return Signature(tuple(arguments), is_open)
 
 
 def _words(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter], dict[str, Any], dict[str, str]]:
@@ -120,6 +209,39 @@ def _words(target: Callable[..., Any]) -> tuple[Mapping[str, inspect.Parameter],
 
 
 _cached_words = cache(_words)
+
+
+def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
+    fields = getattr(target, "__dataclass_fields__", {}) if inspect.isclass(target) else {}
+    if name in fields and fields[name].default_factory is not dataclasses.MISSING:
+        return fields[name].default_factory()
+    return parameter.default
+
+
+def _type_hints(target: Any) -> dict[str, Any]:
+    """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
+    # The fields of a dataclass are resolved in the modules of the classes that define them.
+    if inspect.isclass(target):
+        owner = next(base for base in target.__mro__ if "__init__" in vars(base))
+        target = owner if "__dataclass_fields__" in vars(owner) else vars(owner)["__init__"]
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError, TypeError):
+        parameters = inspect.signature(target).parameters
+        return {name: _type_hint(target, parameter.annotation) for name, parameter in parameters.items()}
+
+
+def _type_hint(target: Any, annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return Any
+    holder = SimpleNamespace(__annotations__={"it": annotation})
+    try:
+        return typing.get_type_hints(holder, globalns=getattr(target, "__globals__", {}), include_extras=True)["it"]
+    except (NameError, AttributeError, TypeError):
+        return Any
+
+
+# --- values ---------------------------------------------------------------------------------------------------------
 
 
 def check_arguments(
@@ -146,29 +268,35 @@ def check_arguments(
     """
     signature = signature_of(target, exclude=exclude)
     known = {argument.name: argument for argument in signature.arguments}
+
     bound: dict[str, Any] = {}
     issues: list[ConfigIssue] = []
     for name, value in args.items():
         where = join(path, name)
+        argument = known.get(name)
         if name in exclude:
             issues.append(ConfigIssue(where, "is filled in by the library and cannot be set here"))
-        elif name in known and value is None and known[name].default is None:
-            bound[name] = None  # null is always valid where it is the default, whatever the type
-        elif name in known:
-            coerced, wrong = check_value(value, known[name].annotation, where, special=special)
-            issues += wrong
-            if not wrong:
-                bound[name] = coerced
-        elif signature.open and isinstance(name, str):
+        elif argument is None and signature.open and isinstance(name, str):
             bound[name] = value
-        else:
+        elif argument is None:
             issues.append(ConfigIssue(where, unknown_key(name, [*known, *also])))
-    issues += [
-        ConfigIssue(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}")
-        for argument in signature.arguments
-        if argument.required and argument.name not in args
-    ]
-    return bound, issues
+        elif value is None and argument.default is None:
+            bound[name] = None  # null is always valid where it is the default, whatever the type
+        else:
+            coerced, value_issues = check_value(value, argument.annotation, where, special=special)
+            issues += value_issues
+            if not value_issues:
+                bound[name] = coerced
+
+    return bound, issues + _missing(signature, args, path)
+
+
+def _missing(signature: Signature, args: Mapping[str, Any], path: str) -> list[ConfigIssue]:
+    issues = []
+    for argument in signature.arguments:
+        if argument.required and argument.name not in args:
+            issues.append(ConfigIssue(join(path, argument.name), f"missing; expected {_expected(argument.annotation)}"))
+    return issues
 
 
 def check_value(
@@ -178,23 +306,48 @@ def check_value(
 
     Null is accepted as an empty mapping or list, since a YAML key with nothing under it is null.
     """
-    origin = typing.get_origin(annotation)
-    if value is None and origin in (dict, list) and not (special and special(annotation)):
-        return origin(), []
+    if value is None:
+        container = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
+        origin = typing.get_origin(container)
+        if origin in (dict, list) and not (special and special(annotation)):
+            return origin(), []
     try:
         return _coerced(value, annotation, special), []
     except ValidationError as error:
-        inside = [(one["loc"], one.get("ctx", {}).get("error")) for one in error.errors()]
-    refused = [(loc, one) for loc, one in inside if isinstance(one, RefusedError)]
+        return None, _issues_of(error, value, annotation, path)
+
+
+def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """Return the fields of a dataclass from a mapping, and the errors with paths relative to the value."""
+    if not isinstance(value, Mapping):
+        return {}, [ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}")]
+    return check_arguments(block, value, "", special=special)
+
+
+def _issues_of(error: ValidationError, value: Any, annotation: Any, path: str) -> list[ConfigIssue]:
+    """Return pydantic's errors in one value as issues. For a union pydantic has one for each option."""
+    ends = set()
+    refused: list[ConfigIssue] = []
+    messages = []
+    for detail in error.errors():
+        cause = detail.get("ctx", {}).get("error")
+        ends.add(detail["loc"][-1:])
+        if isinstance(cause, RefusedError):
+            refused += [issue.below(_path(value, detail["loc"], path)) for issue in cause.issues]
+        elif isinstance(cause, ValueError):
+            messages.append(str(cause))
+
+    # Validators know best: those of blocks, which have a path for each error, then those in an annotation.
     if refused:
-        return None, [issue.below(_path(value, loc, path)) for loc, one in refused for issue in one.issues]
-    message = [str(one) for _, one in inside if isinstance(one, ValueError)]  # raised by a validator in the annotation
-    if message:
-        return None, [ConfigIssue(path, message[0])]
-    others = [key for key in value if not isinstance(key, str)] if isinstance(value, Mapping) else []
-    if others and any(loc[-1:] == ("[key]",) for loc, _ in inside):  # pydantic's location of an invalid key
-        return None, [ConfigIssue(path, keys_are_text(others))]
-    return None, [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
+        return refused
+    if messages:
+        return [ConfigIssue(path, messages[0])]
+
+    # pydantic's location of an invalid key ends in `[key]`.
+    if ("[key]",) in ends:
+        other_keys = [key for key in value if not isinstance(key, str)]
+        return [ConfigIssue(path, f"keys must be text: put {', '.join(map(shown, other_keys))} in quotes")]
+    return [ConfigIssue(path, f"expected {describe(annotation)}, got {shown(value)}")]
 
 
 def _path(value: Any, loc: Sequence[str | int], path: str) -> str:
@@ -202,8 +355,83 @@ def _path(value: Any, loc: Sequence[str | int], path: str) -> str:
     for key in loc:
         is_item = isinstance(key, int) and isinstance(value, list | tuple)
         if is_item or (isinstance(value, Mapping) and key in value):
-            path, value = join(path, key), value[key]
+            path = join(path, key)
+            value = value[key]
     return path
+
+
+def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
+    """Validate strictly first: a boolean is not a number, bytes are not text. Then accept '1e-6', and 5.0 for 5."""
+    try:
+        adapter = _cached_adapter(annotation, special)
+    except TypeError:  # an annotation with unhashable metadata
+        adapter = _adapter(annotation, special)
+    try:
+        return adapter.validate_python(value, strict=True)
+    except ValidationError as error:
+        items = value if isinstance(value, list) else [value]
+        if any(isinstance(item, bool | bytes) for item in items):
+            raise
+        if any(detail["type"] == "value_error" for detail in error.errors()):  # a validator is not called again
+            raise
+        return adapter.validate_python(value)
+
+
+def _adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
+    prepared = _prepared(annotation, special)
+    try:
+        return TypeAdapter(prepared, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
+    except PydanticUserError as error:
+        if isinstance(error, PydanticSchemaGenerationError):
+            return TypeAdapter(Any)
+        return TypeAdapter(prepared)  # a type with its own pydantic config
+
+
+_cached_adapter = cache(_adapter)
+
+
+def _prepared(annotation: Any, special: Special | None) -> Any:
+    """Return the type with our own validators for dataclasses and special types."""
+    validate = special(annotation) if special else None
+    if validate is None and dataclasses.is_dataclass(annotation):
+        validate = partial(_validated_block, typing.cast(type, annotation), special)
+    if validate is not None:
+        return Annotated[Any, PlainValidator(validate)]
+
+    # Types made of others: the same for each of these.
+    origin = typing.get_origin(annotation)
+    args = typing.get_args(annotation)
+    if origin is Annotated:
+        return Annotated[(_prepared(args[0], special), *args[1:])]
+    prepared = tuple(_prepared(item, special) for item in args)
+    if origin in (typing.Union, types.UnionType):
+        return typing.Union[prepared]  # noqa: UP007
+    if args and inspect.isclass(origin) and issubclass(origin, Sequence | Mapping):
+        return typing.cast(Any, origin)[prepared]
+    return annotation
+
+
+def _validated_block(block: type, special: Special | None, value: Any) -> Any:
+    """Make a dataclass from a mapping, or raise its errors; null is an empty mapping."""
+    if isinstance(value, block):
+        return value
+    if value is not None and not isinstance(value, Mapping):
+        raise RefusedError(ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}"))
+    made, issues = read_block(block, value or {}, special=special)
+    if issues:
+        raise RefusedError(*issues)
+    return made
+
+
+# --- words and paths ------------------------------------------------------------------------------------------------
+
+
+def _expected(annotation: Any) -> str:
+    """Describe the values of a type; for a dataclass, list its keys."""
+    if not dataclasses.is_dataclass(annotation):
+        return describe(annotation)
+    names = ", ".join(argument.name for argument in signature_of(typing.cast(type, annotation)).arguments)
+    return f"a mapping with the keys {names}"
 
 
 def unknown_key(name: Any, known: Iterable[str]) -> str:
@@ -218,11 +446,6 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
     if near:
         return f"{UNKNOWN_KEY}; did you mean {near[0]!r}?"
     return f"{UNKNOWN_KEY}; known: {', '.join(names)}" if names else f"{UNKNOWN_KEY}; nothing can be set here"
-
-
-def keys_are_text(others: Iterable[Any]) -> str:
-    """Return the message for keys that YAML does not read as text."""
-    return f"keys must be text: put {', '.join(map(shown, others))} in quotes"
 
 
 def join(path: str, key: Any) -> str:
@@ -246,110 +469,3 @@ def at(blocks: Any, path: str) -> Any:
     for key in path.split("."):
         blocks = blocks.get(key) if isinstance(blocks, Mapping) else None
     return blocks
-
-
-def _expected(annotation: Any) -> str:
-    """Describe the values of a type; for a dataclass, list its keys."""
-    if not dataclasses.is_dataclass(annotation):
-        return describe(annotation)
-    names = ", ".join(argument.name for argument in signature_of(typing.cast(type, annotation)).arguments)
-    return f"a mapping with the keys {names}"
-
-
-def _check_block(block: type, special: Special | None, value: Any) -> Any:
-    """Build the dataclass that a mapping describes; null is an empty mapping."""
-    if isinstance(value, block):
-        return value
-    bound, issues = check_block(block, {} if value is None else value, special)
-    if issues:
-        raise RefusedError(*issues)
-    try:
-        return block(**bound)
-    except ValueError as error:
-        raise RefusedError(ConfigIssue("", str(error))) from error
-
-
-def check_block(block: type, value: Any, special: Special | None) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """Return the fields of a dataclass from a mapping, and the errors with paths relative to the value."""
-    if not isinstance(value, Mapping):
-        return {}, [ConfigIssue("", f"expected {_expected(block)}; got {shown(value)}")]
-    return check_arguments(block, value, "", special=special)
-
-
-def _coerced(value: Any, annotation: Any, special: Special | None) -> Any:
-    """Validate strictly first: a boolean is not a number, bytes are not text. Then accept '1e-6', and 5.0 for 5."""
-    adapter = _adapter(annotation, special)
-    try:
-        return adapter.validate_python(value, strict=True)
-    except ValidationError as error:
-        if any(isinstance(item, bool | bytes) for item in (value if isinstance(value, list) else [value])):
-            raise
-        if any(one["type"] == "value_error" for one in error.errors()):  # of a validator, which is not called again
-            raise
-        return adapter.validate_python(value)
-
-
-def _adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
-    try:
-        return _cached_adapter(annotation, special)
-    except TypeError:  # an annotation with unhashable metadata
-        return _new_adapter(annotation, special)
-
-
-def _new_adapter(annotation: Any, special: Special | None) -> TypeAdapter[Any]:
-    prepared = _prepared(annotation, special)
-    try:
-        return TypeAdapter(prepared, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
-    except PydanticUserError as error:
-        if isinstance(error, PydanticSchemaGenerationError):
-            return TypeAdapter(Any)
-        return TypeAdapter(prepared)  # a type with its own pydantic config
-
-
-_cached_adapter = cache(_new_adapter)
-
-
-def _prepared(annotation: Any, special: Special | None) -> Any:
-    """Return the type with our own validators for dataclasses and special types."""
-    validate = special(annotation) if special else None
-    if validate is None and inspect.isclass(annotation) and dataclasses.is_dataclass(annotation):
-        validate = functools.partial(_check_block, annotation, special)
-    if validate is not None:
-        return Annotated[Any, PlainValidator(validate)]
-    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin is Annotated:
-        return Annotated[(_prepared(args[0], special), *args[1:])]
-    if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_prepared(option, special) for option in args)]  # noqa: UP007
-    if inspect.isclass(origin) and issubclass(origin, Sequence | Mapping) and args:
-        return typing.cast(Any, origin)[tuple(item if item is ... else _prepared(item, special) for item in args)]
-    return annotation
-
-
-def _default(target: Any, name: str, parameter: inspect.Parameter) -> Any:
-    fields = getattr(target, "__dataclass_fields__", {}) if inspect.isclass(target) else {}
-    if name in fields and fields[name].default_factory is not dataclasses.MISSING:
-        return fields[name].default_factory()
-    return parameter.default
-
-
-def _type_hints(target: Any) -> dict[str, Any]:
-    """Return the resolved annotations; those that cannot be resolved at run time become `Any`."""
-    if inspect.isclass(target):  # the fields of a dataclass are resolved in the modules of the classes that define them
-        owner = next(base for base in target.__mro__ if "__init__" in vars(base))
-        target = owner if "__dataclass_fields__" in vars(owner) else vars(owner)["__init__"]
-    try:
-        return typing.get_type_hints(target, include_extras=True)
-    except (NameError, AttributeError, TypeError):
-        parameters = inspect.signature(target).parameters
-        return {name: _type_hint(target, parameter.annotation) for name, parameter in parameters.items()}
-
-
-def _type_hint(target: Any, annotation: Any) -> Any:
-    if annotation is inspect.Parameter.empty:
-        return Any
-    holder = SimpleNamespace(__annotations__={"it": annotation})
-    try:
-        return typing.get_type_hints(holder, globalns=getattr(target, "__globals__", {}), include_extras=True)["it"]
-    except (NameError, AttributeError, TypeError):
-        return Any

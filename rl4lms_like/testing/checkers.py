@@ -33,6 +33,7 @@ from rl4lms_like.metrics.call import compute_metric
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction
 from rl4lms_like.rewards.call import is_terminal, score_episodes
+from rl4lms_like.rewards.python_function import reward_of
 from rl4lms_like.system.errors import ComponentError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ _GENERATED_TEXTS = (" good.", "", " seen on 2022-10-04, and it was a wonderful, 
 
 
 def check_reward_function(
-    reward_fn: AnyReward,
+    reward_fn: AnyReward | Callable[..., Any],
     samples: Sequence[Sample] = SAMPLES,
     responses: Sequence[str] = RESPONSES,
     *,
@@ -76,7 +77,7 @@ def check_reward_function(
     """Check a reward on every response to every sample.
 
     Args:
-        reward_fn: an instance of the reward.
+        reward_fn: an instance of the reward, or a function.
         samples: samples to use; pass your own if it needs particular references or `meta_data`.
         responses: texts that the tokenizer encodes as responses; `<eos>` is the default tokenizer's end of text.
         tokenizer: default: a small byte-level one.
@@ -87,30 +88,31 @@ def check_reward_function(
     """
     name = type(reward_fn).__name__
     assert callable(reward_fn), f"{name} is not callable; derive it from RewardFunction or BatchedRewardFunction"
+    reward: AnyReward = reward_of(reward_fn)
     copied_samples = copy.deepcopy(list(samples))  # for the reward, whose changes must not reach the caller
     if tokenizer is None:
         from rl4lms_like.testing.models import make_tokenizer
 
         tokenizer = make_tokenizer()
     episodes = _episodes(copied_samples, responses, tokenizer)
-    rewards = _scored(reward_fn, episodes)
+    rewards = _scored(reward, episodes)
     assert copied_samples == list(samples), f"{name} changes the samples it is given"
 
     # A reward that is random or counts its calls would give different rewards for the same text.
-    again = _scored(reward_fn, episodes)
+    again = _scored(reward, episodes)
     assert np.array_equal(rewards, again), f"{name} returns different rewards for the same episodes in a second call"
 
     # Within a tolerance: models round differently with other padding.
     if batch_independent:
-        alone = np.concatenate([_scored(reward_fn, [episode]) for episode in episodes])
+        alone = np.concatenate([_scored(reward, [episode]) for episode in episodes])
         assert np.allclose(rewards, alone, atol=1e-5), (
             f"{name} returns different rewards for an episode alone and in a batch; "
             "if that is intended, check with batch_independent=False and use no reward workers"
         )
 
-    if is_terminal(reward_fn):
-        _check_terminal(reward_fn, episodes)
-    _check_picklable(reward_fn, episodes, rewards)
+    if is_terminal(reward):
+        _check_terminal(reward, episodes)
+    _check_picklable(reward, episodes, rewards)
 
 
 def check_metric(

@@ -2,7 +2,7 @@
 
     SB3's logger ──dump──┐                          ┌── RunFolder       always; its errors end the run
     trainer ──metrics,───┼──►  Tracker  ──events──► ├── ConsoleSink     progress, quiet or not
-              texts      │                          ├── WandbSink, TensorBoardSink      if requested
+              texts      │                          ├── WandbSink, TrackioSink, TensorBoardSink    if requested
     logging.getLogger────┘──► log.txt, console      └── sinks of the user
 
 The interface is RL4LMs'. If a sink fails, one warning is logged and the run continues.
@@ -54,6 +54,7 @@ class Tracker:
         log_level: level of the messages in `log.txt` and on the console; only this library's messages are recorded.
         tensorboard_log: folder for TensorBoard event files.
         wandb_project: project in Weights & Biases; default: `project_name`.
+        trackio_log: log to Trackio.
         quiet: print only warnings on the console.
         resume: continue in the experiment's own folder, appending to its files.
         held: lock of that folder, if the caller already holds it.
@@ -76,6 +77,7 @@ class Tracker:
         *,
         tensorboard_log: str | Path | None = None,
         wandb_project: str | None = None,
+        trackio_log: bool = False,
         quiet: bool = False,
         resume: bool = False,
         held: FileLock | None = None,
@@ -86,11 +88,13 @@ class Tracker:
         # Services before the folder: a missing package must not leave a folder that contains a run.
         self._console = ConsoleSink(quiet=quiet)
         services: list[Sink] = []
-        if wandb_log or tensorboard_log is not None:
-            from rl4lms_like.tracking.services import TensorBoardSink, WandbSink
+        if wandb_log or trackio_log or tensorboard_log is not None:
+            from rl4lms_like.tracking.services import TensorBoardSink, TrackioSink, WandbSink
 
             if wandb_log:
                 services.append(WandbSink(wandb_project))
+            if trackio_log:
+                services.append(TrackioSink())
             if tensorboard_log is not None:
                 services.append(TensorBoardSink(tensorboard_log))
 
@@ -217,6 +221,10 @@ class Tracker:
         logged = random.Random(0).sample(list(predictions), min(N_LOGGED_TEXTS, len(predictions)))
         for prediction in logged:
             logger.info("epoch %s, %s split: %s", epoch, split_name, dict(prediction), extra=FILE_ONLY)
+
+    def log_responses(self, epoch: Epoch, responses: Predictions) -> None:
+        """Pass responses of the last rollout with their rewards to the sinks; the run folder does not keep them."""
+        self._pass_to_all("log_responses", epoch, responses)
 
     def log_line(self, file: str, line: Mapping[str, Any]) -> None:
         """Append a line to a file of the run folder, for instance `alarms.jsonl`; other sinks do not receive it."""

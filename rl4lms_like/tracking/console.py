@@ -5,7 +5,7 @@
       ppo  ━━━━━━━━━━━━╸━━━━━━━  12/25  0:00:24 left              1/25     0.082    0.0000    0.1000    2.610  ...
       reward 0.612 ▁▂▃▅▆▇  KL 0.113 (coeff 0.098) ...
 
-With `quiet` only warnings are shown.
+In a notebook with ipywidgets, a widget shows the bar and the line of numbers. With `quiet` only warnings are shown.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rich.text import Text
 from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.system.wording import accept_any_character, printable
 from rl4lms_like.tracking.charts import duration
+from rl4lms_like.tracking.notebook import WidgetBar, is_notebook, widget_bar
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
 from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
 
@@ -86,7 +87,11 @@ class RunConsole(Console):
 
     def __init__(self, **options: Any) -> None:
         accept_any_character(sys.stdout)
-        super().__init__(**options)
+        # In a notebook, rich would make an output of its own for each line that is printed. Its standard output says
+        # that it is a terminal, but does not move a cursor.
+        if is_notebook():
+            options["force_terminal"] = False
+        super().__init__(force_jupyter=False, **options)
 
     def on_broken_pipe(self) -> None:
         """Redirect all further output to the null device."""
@@ -166,7 +171,7 @@ class ConsoleSink(Sink):
         self._iteration = 0
         self._began = time.monotonic()
         self._n_lines = 0
-        self._bar = LiveBar(self.console, self._numbers)
+        self._bar: LiveBar | WidgetBar = widget_bar(self._numbers) or LiveBar(self.console, self._numbers)
 
     def open(self, run: RunDescription) -> None:
         self._name = run.experiment

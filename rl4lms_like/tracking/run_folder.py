@@ -8,6 +8,7 @@
         {val,test}_split_metrics.jsonl                {"epoch": ..., "metrics": {...}}
         epoch_<epoch>_<split>_split_predictions.json  the texts and their scores
         environment.json                              versions, device, threads; an entry for each change
+        accepted_changes.json                         changes on resuming that affect results; an entry for each
         alarms.jsonl  token_credit.jsonl              records of callbacks, one object per line
         checkpoints/  model/  best/  rollouts/        written by the trainer
         finished.json                                 marks a finished run; written last
@@ -46,6 +47,7 @@ CONFIG_FILE = "config.json"
 LOG_FILE = "log.txt"
 LOCK_FILE = ".lock"
 ENVIRONMENT_FILE = "environment.json"
+CHANGES_FILE = "accepted_changes.json"
 FINISHED_FILE = "finished.json"
 FAILED_FILE = "failed_batch.json"
 METRICS_FILES = "*_split_metrics.jsonl"
@@ -57,7 +59,8 @@ CHECKPOINTS = "checkpoints"
 ROLLOUTS = "rollouts"
 REPORT_FILE = "report.html"
 START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE}
-START_FILES |= {ROLLOUTS, "wandb", "wandb_run.json"}  # the first rollout precedes the first iteration's lines
+START_FILES |= {CHANGES_FILE, "wandb", "wandb_run.json", "trackio_run.json"}
+START_FILES.add(ROLLOUTS)  # the first rollout precedes the first iteration's lines
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}  # as some network file systems raise
 _ESCAPED = "backslashreplace"  # lone surrogates, which are invalid in UTF-8, become the JSON escape `\ud83d`
 logger = logging.getLogger(__name__)

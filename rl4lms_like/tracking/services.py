@@ -1,4 +1,6 @@
-"""Connections to other software, imported only if a run uses one: Stable-Baselines3, TensorBoard, Weights & Biases.
+"""Connections to other software, imported only if a run uses it.
+
+Stable-Baselines3, TensorBoard, Weights & Biases, Trackio:
 
 algorithm.logger.record("ppo/value_loss", ...)   any number of times
 algorithm.logger.dump(step=num_timesteps)        once per iteration -> TrackerWriter.write -> all sinks
@@ -26,6 +28,7 @@ FINISH_S = 300.0
 """Maximum seconds to wait for Weights & Biases at the end of a run; `WANDB_FINISH_TIMEOUT` overrides it."""
 
 ID_FILE = "wandb_run.json"  # file in the run's folder with the id of the run in Weights & Biases
+TRACKIO_FILE = "trackio_run.json"  # the same for Trackio
 
 
 class Destination(Protocol):
@@ -140,7 +143,7 @@ class WandbSink(Sink):
         Values logged after the checkpoint are sent again with the same steps, so that none is missing. Errors of the
         service (no account, no network) are raised.
         """
-        run_id, project = _id_of(run)
+        run_id, project = _id_of(run, ID_FILE)
         options: dict[str, Any] = {}
         if run_id is None:
             project = self._project or project
@@ -163,15 +166,8 @@ class WandbSink(Sink):
             **options,
         )
 
-        # The file is what a resumed run finds the service's run by.
         if run_id is None:
-            content = {
-                "id": self._run.id,
-                "project": project,
-                "experiment": run.experiment,
-                "place": _path_from_project(run),
-            }
-            write_whole(run.path / ID_FILE, json.dumps(content) + "\n")
+            _write_id(run, ID_FILE, self._run.id, project)
         for group in ("rollout_info", "rollout", "ppo", "train", "time"):
             self._run.define_metric(f"{group}/*", step_metric="iteration")
 
@@ -185,16 +181,14 @@ class WandbSink(Sink):
         self._run.log({"epoch": epoch, **scores})
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
-        if not predictions:
-            return
-        columns = list(predictions[0])
-        rows = []
-        for prediction in predictions:
-            rows.append([to_json(prediction.get(column)) for column in columns])
+        self._log_table(f"{split_name}_predictions_at_epoch_{epoch}", predictions)
 
-        # Mixed types: a metric's score may be a number for one text and NaN, hence None, for another.
-        table = self._wandb.Table(columns=columns, data=rows, allow_mixed_types=True)
-        self._run.log({f"{split_name}_predictions_at_epoch_{epoch}": table})
+    def log_responses(self, epoch: Epoch, responses: Predictions) -> None:
+        self._log_table(f"rollout_responses_at_epoch_{epoch}", responses)
+
+    def _log_table(self, name: str, texts: Predictions) -> None:
+        if texts:
+            self._run.log({name: _table(self._wandb, texts)})
 
     def ended_early(self, error: BaseException) -> None:
         self._exit_code = 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -205,15 +199,91 @@ class WandbSink(Sink):
             self._run.finish(exit_code=self._exit_code)
 
 
+class TrackioSink(Sink):
+    """Sink that sends a run to Trackio: iterations and scores by iteration, and tables of texts.
+
+    Trackio keeps its data on this machine (`TRACKIO_DIR`), unless `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` is set. A
+    Space that it creates is private. If the package is not installed, a `MissingExtraError` is raised.
+    """
+
+    name = "trackio"
+
+    def __init__(self) -> None:
+        self._trackio = import_extra("trackio", extra="trackio", needed_by="logging to Trackio")
+        self._run: Any = None
+        self._iteration = 0  # optimizer step of supervised runs
+
+    def open(self, run: RunDescription) -> None:
+        """Start a run in Trackio, or resume that of an interrupted run."""
+        run_id, project = _id_of(run, TRACKIO_FILE)
+        self._run = self._init(run, project, resume="never" if run_id is None else "allow")
+
+        # Trackio finds a run by its name, and takes the latest of several: that of another folder is not continued.
+        if run_id is not None and self._run.id != run_id:
+            self._run.finish()
+            self._run = self._init(run, project, resume="never")
+        if self._run.id != run_id:
+            _write_id(run, TRACKIO_FILE, self._run.id, project)
+
+    def _init(self, run: RunDescription, project: str, *, resume: str) -> Any:
+        return self._trackio.init(
+            project, name=run.experiment, config=to_json(run.config), resume=resume, private=True, embed=False
+        )
+
+    def start(self, n_iters: int, completed: int = 0) -> None:
+        self._iteration = completed
+
+    def write(self, values: Mapping[str, Any], *, iteration: int, timesteps: int) -> None:
+        self._iteration = iteration
+        self._run.log(to_json({**values, "timesteps": timesteps}), step=iteration)
+
+    def log_metrics(self, epoch: Epoch, split_name: str, metrics: Mapping[str, Any]) -> None:
+        scores = {f"{split_name}/{key}": score for key, score in metrics.items()}
+        self._run.log(to_json({"epoch": epoch, **scores}), step=self._iteration)
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        self._log_table(f"{split_name}_predictions", predictions)
+
+    def log_responses(self, epoch: Epoch, responses: Predictions) -> None:
+        self._log_table("rollout_responses", responses)
+
+    def _log_table(self, name: str, texts: Predictions) -> None:
+        # One name: Trackio shows a table's steps one at a time.
+        if texts:
+            self._run.log({name: _table(self._trackio, texts)}, step=self._iteration)
+
+    def close(self) -> None:
+        """Finish the run in Trackio, which writes what is still in memory."""
+        if self._run is not None:
+            self._run.finish()
+
+
+def _table(library: Any, texts: Predictions) -> Any:
+    """Return a table of texts and their scores, of wandb or trackio, whose tables have the same arguments."""
+    columns = list(texts[0])
+    rows = []
+    for text in texts:
+        rows.append([to_json(text.get(column)) for column in columns])
+
+    # Mixed types: a metric's score may be a number for one text and NaN, hence None, for another.
+    return library.Table(columns=columns, data=rows, allow_mixed_types=True)
+
+
+def _write_id(run: RunDescription, file: str, run_id: str, project: str) -> None:
+    """Write the file that a resumed run finds the service's run by."""
+    content = {"id": run_id, "project": project, "experiment": run.experiment, "place": _path_from_project(run)}
+    write_whole(run.path / file, json.dumps(content) + "\n")
+
+
 def _path_from_project(run: RunDescription) -> str:
     """Return the path from the project on. Names may contain slashes; `--resume` uses the last two parts as names."""
     return f"{run.project}/" + f"/{run.path.as_posix()}".rpartition(f"/{run.project}/")[2]
 
 
-def _id_of(run: RunDescription) -> tuple[str | None, str]:
+def _id_of(run: RunDescription, file: str) -> tuple[str | None, str]:
     """Return the service's id of this folder's run and its project; the id is None for a copied folder."""
     try:
-        content = read_json(run.path / ID_FILE)
+        content = read_json(run.path / file)
         run_id = content["id"]
         project = content["project"]
         path = content.get("place", f"{project}/{content['experiment']}")

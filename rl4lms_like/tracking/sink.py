@@ -52,6 +52,12 @@ class Sink:
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
         """Handle texts: `sample_id`, `prompt_text`, `generated_text`, `ref_text` and one score per metric key."""
 
+    def log_responses(self, epoch: Epoch, responses: Predictions) -> None:
+        """Handle responses of the last rollout: `sample_id`, `prompt_text`, `generated_text` and `reward`.
+
+        Called at each evaluation of an RL run after its first iteration.
+        """
+
     def ended_early(self, error: BaseException) -> None:
         """Handle the end of the run by an error or Ctrl-C; `close` is called afterwards."""
 

@@ -1,8 +1,8 @@
 """Build the reward, metrics and post-processor of a run, before any data or weights are read.
 
 Constructors check that their packages, word lists and programs are available. Everything that is missing is reported at
-once. After the data are loaded, `check_references` checks that components that need references have them, and
-`data_lines` describes the samples for `check`:
+once. After the data are loaded, `check_samples` checks that components have the references and columns that they need,
+and `data_lines` describes the samples for `check`:
 
     train   1,000 samples; 12 prompts are longer than 64 tokens (up to 93) and cut; 3 without references
     val     100 samples; all prompts within 64 tokens (up to 60)
@@ -18,8 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from rl4lms_like.config.binding import POST_PROCESSING, build_component
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import POST_PROCESSING, ComponentConfig, build_component
 from rl4lms_like.config.run_config import AnyConfig, MetricConfig, RunConfig, SupervisedConfig
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
@@ -30,6 +29,7 @@ from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rewards.python_function import column_issues
 from rl4lms_like.system.errors import (
     ComponentError,
     ConfigError,
@@ -38,6 +38,7 @@ from rl4lms_like.system.errors import (
     NotReadyError,
     RL4LMsLikeError,
 )
+from rl4lms_like.training.run_reward import with_run_reward
 
 REWARD = "reward_fn"
 POOL = "datapool"
@@ -92,19 +93,35 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
         raise NotReadyError(errors)
 
     metrics = [component for path, component in built.items() if path.startswith(f"{METRIC}.")]
+    if with_reward:
+        metrics = with_run_reward(config, metrics, built.get(REWARD))
     return Components(built.get(REWARD), metrics, built[POST_PROCESSING])
 
 
-def check_references(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
-    """Check that the samples have the references that a run trains on or compares with.
+def check_samples(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """Check that the samples have the references and columns that a run trains on, compares with or passes on.
 
     A reward needs references for every training sample. A metric or a supervised run needs at least one sample with
-    references.
+    references. Every parameter of a user's function must be a column.
 
     Raises:
         ConfigError: the reward would fail, or metrics would be NaN.
         DataPoolError: a supervised run has no references to train on.
     """
+    _check_references(config, components, samples)
+
+    evaluated = [*samples["val"], *samples["test"]]
+    issues = []
+    if isinstance(config, RunConfig):
+        issues += column_issues(components.reward_fn, samples["train"], REWARD)
+    for index, metric in zip(_metrics_to_build(config), components.metrics, strict=False):
+        inner = metric.metric if isinstance(metric, NamedMetric) else metric
+        issues += column_issues(inner, evaluated or samples["train"], f"{METRIC}.{index}")
+    if issues:
+        raise ConfigError(issues)
+
+
+def _check_references(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
     if isinstance(config, SupervisedConfig) and not any(sample.references for sample in samples["train"]):
         raise DataPoolError(f"data pool {config.datapool.id!r}: no sample of the split 'train' has a reference")
     issues = []
@@ -122,7 +139,7 @@ def check_references(config: AnyConfig, components: Components, samples: Mapping
     evaluated = [*samples["val"], *samples["test"]]
     if evaluated and not any(sample.references for sample in evaluated):
         message = f"compares with references, and no sample of 'val' or 'test' has any; {_HINT}"
-        for index, metric in zip(_metrics_to_build(config), components.metrics, strict=True):
+        for index, metric in zip(_metrics_to_build(config), components.metrics, strict=False):
             if getattr(metric, "needs_references", False):
                 id = config.train_evaluation.metrics[index].id
                 issues.append(ConfigIssue(f"{METRIC}.{index}", f"{id!r} {message}"))

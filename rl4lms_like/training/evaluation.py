@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids
+from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -38,6 +40,14 @@ class Evaluation:
     predictions: list[dict[str, Any]]  # one object per sample, with RL4LMs' keys
 
 
+class Response(NamedTuple):
+    """Generated response: its text, the ids of the prompt `[prompt_length]` and its own ids `[response_length]`."""
+
+    text: str
+    prompt_ids: np.ndarray
+    ids: np.ndarray
+
+
 @dataclass(frozen=True)
 class Responder:
     """Model and settings with which responses are generated."""
@@ -52,6 +62,10 @@ class Responder:
     ranks: Ranks = field(default_factory=Ranks)  # processes that share the prompts; each receives all responses
 
     def respond(self, prompts: Sequence[str | Sample]) -> list[str]:
+        """Return the text of one response for each prompt, see `generate`."""
+        return [response.text for response in self.generate(prompts)]
+
+    def generate(self, prompts: Sequence[str | Sample]) -> list[Response]:
         """Return one response for each prompt, a text or a sample; those of similar length are generated together."""
         layout = TextLayout(
             self.tokenizer,
@@ -68,8 +82,8 @@ class Responder:
         if isinstance(self.model, LMActorCriticPolicy):
             self.model.engine.prepare(self.model)
 
-        def of_this_process() -> dict[int, str]:
-            responses: dict[int, str] = {}  # index of the prompt -> its response
+        def of_this_process() -> dict[int, Response]:
+            responses: dict[int, Response] = {}  # index of the prompt -> its response
             for start in starts:
                 batch = order[start : start + self.batch_size]
 
@@ -79,11 +93,12 @@ class Responder:
 
                 response_ids = real_ids(episodes.response_ids, episodes.response_mask)
                 texts = layout.continuations.texts([encoded[i] for i in batch], response_ids)
-                responses |= dict(zip(batch, texts, strict=True))
+                for i, text, ids in zip(batch, texts, response_ids, strict=True):
+                    responses[i] = Response(text, encoded[i], np.asarray(ids, dtype=np.int64))
             return responses
 
         # Back in the order of the prompts.
-        responses: dict[int, str] = {}
+        responses: dict[int, Response] = {}
         for responses_of_process in self.ranks.gather_from(of_this_process):
             responses |= responses_of_process
         return [responses[i] for i in range(len(prompts))]
@@ -126,9 +141,15 @@ def evaluate_on_samples(
         ComponentError: the post-processor failed.
         MetricError: a metric failed; the message names it.
     """
-    responses = responder.respond(samples)
+    raw_responses = responder.generate(samples)
+    responses = [response.text for response in raw_responses]
     if post_processor is not None:
         responses = post_process(post_processor, responses)
+
+    # For metrics that read more than texts. The ids are those that the model generated, before the post-processor.
+    generated = []
+    for sample, text, raw in zip(samples, responses, raw_responses, strict=True):
+        generated.append(Generated(sample, text, raw.prompt_ids, raw.ids))
 
     # In the main process only; the others get its results, so that all of them decide alike which model is the best.
     prompts = [sample.prompt_or_input_text for sample in samples]
@@ -145,6 +166,7 @@ def evaluate_on_samples(
                 meta_infos=meta_infos,
                 model=model,
                 split_name=split_name,
+                generated=generated,
             )
         )
     except MetricError as error:

@@ -12,8 +12,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
-from rl4lms_like.config.component import ComponentConfig
-from rl4lms_like.config.notices import Notice
+from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.run_config import AnyConfig, TokenizerConfig
 from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue, set_template_date
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
@@ -23,7 +22,7 @@ from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
 from rl4lms_like.system.regular_files import LARGEST_TEMPLATE, read_small
 from rl4lms_like.system.schema import join
 from rl4lms_like.system.wording import excerpt, raised

@@ -97,6 +97,7 @@ NOT_AUDITED = {
     "intent_accuracy": "depends on the model; its METEOR is that of `meteor`",
     "common_gen_preference_model": "depends on the model; its METEOR is that of `meteor`",
     "python": "depends on the function",
+    "object": "depends on the object",
     "http": "depends on the server",
     "llm_judge": "depends on the server",
 }
@@ -123,11 +124,11 @@ best of all references. Rewards that differ by at most 5 % count as equal.
 _TABLE = """
 ## The library's rewards
 
-These are the findings on all rewards that need no model, explained in the reward's entry of the
-[catalogue](catalogue.md). A reward that occurs twice has other arguments or samples. The numbers are the mean
-rewards of some of the texts: references, empty texts, "the the the ...", copies of prompts, and references with 200
-further words. Each of these rewards had the same values in two calls, in reverse order, and (except `spider`, which
-fails for single texts here) alone and in a batch. Times, and `slow`, depend on the machine and are not recorded.
+These are the findings on all rewards that need no model; `rl4lms-like show ID` explains those of a reward. A
+reward that occurs twice has other arguments or samples. The numbers are the mean rewards of some of the texts:
+references, empty texts, "the the the ...", copies of prompts, and references with 200 further words. Each of these
+rewards had the same values in two calls, in reverse order, and (except `spider`, which fails for single texts here)
+alone and in a batch. Times, and `slow`, depend on the machine and are not recorded.
 
 | reward | reference | empty | repeated | prompt | long tail | findings |
 |---|---|---|---|---|---|---|
@@ -155,7 +156,7 @@ def page(results: Sequence[AuditedReward]) -> str:
     rows = []
     for (id, args, _), result in zip(AUDITED, results, strict=True):
         given = ", ".join(f"`{name}: {json.dumps(value)}`" for name, value in args.items())
-        cells = [f"[`{id}`](catalogue.md#{id}-reward) {given}".rstrip()]
+        cells = [f"`{id}` {given}".rstrip()]
         cells += [f"{result.rewards[name]:.2f}" for name in _SHOWN]
         cells.append(
             ", ".join(f"`{finding.kind}`" for finding in result.findings if finding.kind not in OF_THE_MACHINE)

@@ -10,7 +10,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
 from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, OnlineDPO, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core import losses
 from rl4lms_like.core.advantages import whitened
@@ -515,9 +515,9 @@ def test_settings_of_other_blocks_that_contradict_are_refused(path, id, changes)
 def test_in_python_they_are_refused_too(tiny_gpt2_dir, tiny_tokenizer):
     with pytest.raises(ConfigError):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, n_envs=6)
-    with raises_at("coeff"):
+    with raises_at("kl_controller.coeff"):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, reference_update_iterations=1)
-    with raises_at("placement"):
+    with raises_at("kl_controller.placement"):
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1, placement="loss"))
     with pytest.raises(ValueError, match="k1"):
         FixedKLController(0.1, estimator="k1", placement="loss")

@@ -12,7 +12,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.sao import SAO
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.algorithms.vapo import VAPO
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_settings
 from rl4lms_like.core.advantages import length_adaptive_lambda
 from rl4lms_like.core.losses import clipped_surrogate

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.algorithms.critic_free_arguments import OPDArguments
 from rl4lms_like.algorithms.policy_gradient import GRPO, OPD
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.token_scores import Distributions, Head, vocabulary_kl
 from rl4lms_like.rollouts.kl import FixedKLController
@@ -307,11 +307,11 @@ def test_what_contradicts_is_refused(path, changes):
 
 
 def test_in_python_it_is_refused_too(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
-    with raises_at("teacher_model"):
+    with raises_at("policy_kwargs.teacher_model"):
         build(OPD, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(1.0, placement="advantage"))
-    with raises_at("coeff"):
+    with raises_at("kl_controller.coeff"):
         build(OPD, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": "gpt2"})
-    with raises_at("teacher_model"):
+    with raises_at("policy_kwargs.teacher_model"):
         build(GRPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"teacher_model": "gpt2"})
     larger = with_further_tokens(tiny_tokenizer, 8)
     models.save_model(tmp_path, models.make_causal_lm("gpt2", larger), larger)

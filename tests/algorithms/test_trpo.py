@@ -200,7 +200,7 @@ def test_attention_is_eager_unless_asked_otherwise(given, tiny_gpt2_dir, tiny_to
 
 def test_what_has_no_second_derivatives_is_refused_all_at_once(tiny_gpt2_dir, tiny_tokenizer):
     kwargs = {"attn_implementation": "sdpa", "compile": True, "dropout": True}
-    with raises_at(*kwargs):
+    with raises_at(*(f"policy_kwargs.{key}" for key in kwargs)):
         build(tiny_gpt2_dir, tiny_tokenizer, policy_kwargs=kwargs)
 
 

@@ -15,7 +15,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_settings
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.rollouts.rollout import Rollout
@@ -31,6 +31,8 @@ def build(
     algorithm, model_dir, tokenizer, family="causal", policy_kwargs=None, n_envs=8, length=10, reward=None, **arguments
 ):
     defaults = {"n_steps": 20, "learning_rate": 1e-3, "seed": 1, "device": "cpu"}
+    if "n_episodes" in arguments:
+        del defaults["n_steps"]
     if issubclass(algorithm, PPO):
         defaults |= {"batch_size": 80, "n_epochs": 2}
     return algorithm(
@@ -99,7 +101,7 @@ def test_micro_batches_never_change_the_gradient_of_another_mean(
 
     built = build(
         Averaged, model_dir, tiny_tokenizer, family,
-        n_envs=4, length=40, n_steps=80, batch_size=None, n_epochs=1, loss_aggregation=aggregation,
+        n_envs=4, length=40, n_steps=80, batch_size=10_000, n_epochs=1, loss_aggregation=aggregation,
     )  # fmt: skip
     built.learn_iteration(0, 1)
     seen = [(built.gradient, built.logged)]
@@ -455,3 +457,29 @@ def test_the_size_of_rewards_does_not_change_the_step_of_the_actor(tiny_gpt2_dir
         assert built.logger.name_to_value["train/critic_grad_norm"] > 0
     assert float(moves[0].norm()) > 1e-3
     torch.testing.assert_close(moves[1], moves[0], atol=1e-4, rtol=0.05)
+
+
+# --- warmup ----------------------------------------------------------------------------------------------------------
+
+
+def rates_of(algorithm, n_iterations=5):
+    """The logged learning rate of each iteration, and that of the critic."""
+    logged = []
+    for iteration in range(n_iterations):
+        algorithm.learn_iteration(iteration, n_iterations)
+        groups = {group["role"]: group["lr"] for group in algorithm.policy.optimizer.param_groups}
+        logged.append((algorithm.logger.name_to_value["train/learning_rate"], groups["critic"]))
+    return logged
+
+
+@pytest.mark.parametrize(("schedule", "decay"), [("constant", [1.0] * 5), ("linear", [1.0, 0.8, 0.6, 0.4, 0.2])])
+def test_learning_rates_rise_in_the_first_iterations(schedule, decay, tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, learning_rate_schedule=schedule, warmup_iterations=3)
+    rates = rates_of(built)
+    expected = [1e-3 * factor * warmup for factor, warmup in zip(decay, [0.25, 0.5, 0.75, 1, 1], strict=True)]
+    assert [rate for rate, _ in rates] == pytest.approx(expected)
+    assert [critic for _, critic in rates] == pytest.approx([10 * rate for rate in expected])
+
+
+def test_without_warmup_the_rate_is_that_of_the_schedule(tiny_gpt2_dir, tiny_tokenizer):
+    assert [rate for rate, _ in rates_of(build(PPO, tiny_gpt2_dir, tiny_tokenizer), 2)] == [1e-3, 1e-3]

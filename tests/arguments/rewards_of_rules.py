@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from rl4lms_like.rewards.synthetic import RewardSentencesWithDates
 from rl4lms_like.system.errors import RewardError
+from rl4lms_like.system.functions import NamedFunction
 from tests.arguments import judge
 from tests.arguments.rules import ANSWERS, NUMBERS, SHARED, Rows
 from tests.arguments.seen import PAIRS, Acts, Sight, Texts, Tried, pairs
@@ -222,11 +224,12 @@ ROWS: Rows = {
     "repetition_penalty": {"ngram_size": Acts(1), "max_penalty": Acts(-3.0)},
     "python": {
         "function": Acts(f"{_HERE}share_of_spaces"),
-        "batched": Acts(False, others={"function": f"{_HERE}texts_of_a_call"}),
+        "batched": Acts(True, others={"function": f"{_HERE}texts_of_a_call"}),
         "kwargs": Acts({"vowels": "g"}),
         "max_concurrency": Acts(1, others={"function": f"{_HERE}calls_under_way", "batched": False}),
         "timeout_s": Acts(0.001, others={"function": f"{_HERE}takes_its_time"}, refused="no answer within 0.001 s"),
     },
+    "object": {"object": Acts(NamedFunction(RewardSentencesWithDates()))},
     "http": {
         "url": Acts(server_of_letters),
         "batch_size": Acts(2, requests),

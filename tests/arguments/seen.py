@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl4lms_like.config.binding import build_component
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import ComponentConfig, build_component
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.metrics.call import compute_metric

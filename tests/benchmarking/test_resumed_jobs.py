@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.benchmarking import worker
 from rl4lms_like.benchmarking.jobs import jobs_of, prepare_folder, read_result, state_of
 from rl4lms_like.benchmarking.results import as_markdown, collect
 from rl4lms_like.benchmarking.spec import load_benchmark
 from tests.benchmarking.conftest import write_spec
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, stop_after
 
 EVERY = {"train_evaluation.save_every": 1, "train_evaluation.n_iters": 3}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.healthy_runs import RESULTS, ROOT, RUNS, summary, what_was_said
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 from rl4lms_like.on_policy.doctor.alerts import ALERTS
 from rl4lms_like.run import train_config
 

@@ -83,6 +83,7 @@ def folders(tmp_path_factory):
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
     other.save_pretrained(base / "other_tokens")
+    (base / "texts.jsonl").write_text('{"text": "it is here and there"}\n' * 9, encoding="utf-8")
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     tokenizer.save_pretrained(base / "chat")
     tokenizer.chat_template = "{{ strftime_now('%d %B %Y') }} " + tokenizer.chat_template
@@ -230,6 +231,10 @@ _HEAD = {"alg.policy.args.value_head_init": "default"}
 _CHAT = {"tokenizer.model_name": f"{FOLDERS}/chat"}
 _DATED = {"tokenizer.model_name": f"{FOLDERS}/dated"}
 _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_n"}]}
+_STOPS_EARLY = {
+    "train_evaluation.metrics": [{"id": "length"}],
+    "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 2},
+}
 
 _TINY = {
     "tiny_model": {"steps": 2, "batch_size": 2, "n_positions": 400},
@@ -266,7 +271,7 @@ RUN: dict[str, Row | Silent] = {
     ),
     "env.n_envs": Row(3, see.logged("rollout_info/n_episodes")),
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
-    "env.reward_workers": Row(1, lambda made: made.run.env._workers is not None),
+    "env.reward_workers": Row(1, lambda made: made.run.env.scorer._workers is not None),
     "env.reward_timeout": Row(0.001, see.paid, {"reward_fn.id": "slow", "reward_fn.args": {}}),
     "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 5}}),
     "alg.policy.id": Row(
@@ -303,6 +308,16 @@ RUN: dict[str, Row | Silent] = {
             "alg.args.learning_rate": 0.1,
         },
     ),
+    "train_evaluation.early_stopping.metric": Row(
+        "diversity_metrics/distinct-1",
+        see.stops_after,
+        {
+            **_TWO_METRICS,
+            "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 1},
+        },
+    ),
+    "train_evaluation.early_stopping.mode": Row("min", see.stops_after, _STOPS_EARLY),
+    "train_evaluation.early_stopping.patience": Row(1, see.stops_after, _STOPS_EARLY),
     "train_evaluation.metrics.id": Row("distinct_n", see.evaluated),
     "train_evaluation.metrics.args": Row(
         {"pattern": "zzz"}, see.evaluated, {"train_evaluation.metrics": [{"id": "regex", "args": {"pattern": "."}}]}
@@ -460,7 +475,9 @@ ON_POLICY: dict[str, Row | Silent] = {
     "learning_rate": Row(1e-3),
     "critic_learning_rate": Row(1e-3),
     "learning_rate_schedule": Row("linear", see.weights_of_two),
+    "warmup_iterations": Row(3),
     "n_steps": Row(12, see.logged("rollout_info/n_episodes")),
+    "n_episodes": Row(4, see.logged("rollout_info/n_episodes"), {"alg.args": {"n_episodes": 8, "learning_rate": 1e-2}}),
     "group_size": Row(2, see.texts),
     "gamma": Row(0.5),
     "gae_lambda": Row(0.2),
@@ -493,6 +510,7 @@ _LONG = {
 _EPOCHS = {"alg.args.n_epochs": 2}
 _SMALL_CLIP = {**_EPOCHS, "alg.args.clip_range": 1e-4}
 _COOL = {"alg.policy.args.generation_kwargs.temperature": 0.5}
+_IN_EPISODES = {"n_steps": 5, "learning_rate": 1e-2, "minibatch_episodes": 3}
 _CORRECTION = {
     "importance_correction": Row("icepop", others=_COOL),
     "correction_range": Row([0.99, 1.01], others={**_COOL, "alg.args.importance_correction": "tis"}),
@@ -507,6 +525,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         {
             **ON_POLICY,
             "batch_size": Row(6),
+            "minibatch_episodes": Row(1, others={"alg.args": {**_IN_EPISODES, "n_epochs": 2}}),
             "n_epochs": Row(1),
             "critic_epochs": Row(3),
             "clip_range": Row(1e-3),
@@ -527,6 +546,9 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         CriticFreeArguments,
         {
             "batch_size": Row(6),
+            "minibatch_episodes": Row(
+                4, others={"alg.args": {**_IN_EPISODES, "group_size": 2, "minibatch_episodes": 2}}
+            ),
             "n_epochs": Row(2),
             "group_size": Row(4),
             "task_reward": Row(False),
@@ -563,6 +585,7 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
         {
             **ON_POLICY,
             "batch_size": Row(6),
+            "minibatch_episodes": Row(1, others={"alg.args": {**_IN_EPISODES, "n_critic_updates": 2}}),
             "normalize_advantage": Row(False),
             "target_kl": Row(1e-4),
             "cg_max_steps": Row(1),
@@ -598,6 +621,15 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.training_args": Row({"max_steps": 1, "save_strategy": "no"}, see.tuned),
     "alg.separator": Row(" => ", see.examples),
     "alg.loss_on_prompt": Row(True, see.examples),
+    "alg.block_length": Row(
+        3,
+        see.examples,
+        {
+            "datapool": {"id": "jsonl", "args": {"path": f"{FOLDERS}/texts.jsonl", "format": "text"}},
+            "train_evaluation.generate": False,
+            "train_evaluation.metrics": [],
+        },
+    ),
     "alg.early_stopping_patience": Row(
         1,
         see.tuned,

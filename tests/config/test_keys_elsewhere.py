@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from rl4lms_like.config.cross_checks import ELSEWHERE, HERE
-from rl4lms_like.config.run_config import parse_config
-from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.cli.commands import build_parser
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.keys_elsewhere import OFFLINE_KEYS, RL_KEYS, by_name, with_equivalent, with_tables
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.vec_env import TextVecEnv
+from rl4lms_like.offline.training_arguments import make_training_arguments
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy
+from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.schema import signature_of
 from tests.configs import run_blocks, supervised_blocks
+from tests.offline.preferences import preference_runs
+
+
+def preference_blocks(folder):
+    return preference_runs.blocks("dpo", "gpt2", preference_runs.written(folder))
 
 
 def mistakes_of(blocks):
@@ -27,6 +39,21 @@ def mistakes_of(blocks):
     ("env", "rollout_batch_size", "env.n_envs"),
     ("", "vf_coef", "alg.args.vf_coef"),
     ("alg.policy.args", "lora", "alg.policy.args.peft"),
+    ("", "lora", "alg.policy.args.peft"),
+    ("alg.args", "num_generations", "alg.args.group_size"),
+    ("alg.args", "loss_type", "alg.args.loss_aggregation, grpo is seq_mean_token_mean"),
+    ("alg.args", "scale_rewards", "alg.args.scale, group, batch or none"),
+    ("alg.args", "epsilon_high", "alg.args.clip_range_high"),
+    ("alg.args", "importance_sampling_level", "alg.args.ratio_level"),
+    ("alg.args", "delta", "alg.args.dual_clip"),
+    ("alg.args", "steps_per_generation", "alg.args.minibatch_episodes"),
+    ("alg.args", "use_vllm", "alg.policy.args.engine, {id: vllm"),
+    ("alg.args", "reward_weights", "reward_fn, {id: combine}"),
+    ("alg.args", "temperature", "alg.policy.args.generation_kwargs, of the sampling only"),
+    ("alg.args", "n_samples_per_prompt", "alg.args.group_size"),
+    ("alg.args", "filter_groups", "alg.args.dynamic_sampling"),
+    ("alg.args", "mask_truncated_completions", "there is no equivalent"),
+    ("alg.args", "vllm_tensor_parallel_size", "there is no equivalent: options of the vLLM server"),
 ])  # fmt: skip
 def test_a_key_of_another_library_is_answered_with_the_key_here(block, key, here):
     blocks = run_blocks()
@@ -50,23 +77,117 @@ def test_arguments_of_components_and_supervised_runs_have_keys_of_their_own():
 def test_the_adapters_of_a_supervised_run_have_their_key_in_alg(key):
     blocks = supervised_blocks()
     blocks["alg"][key] = {"r": 4}
-    assert "the equivalent is alg.peft " in mistakes_of(blocks)[f"alg.{key}"]
+    assert "the equivalent is alg.peft, " in mistakes_of(blocks)[f"alg.{key}"]
 
 
-def test_the_keys_here_are_taken():
-    """Each is given another type than it has: were it unknown, the answer would be that."""
-    for place in ELSEWHERE:
-        blocks = inner = run_blocks()
-        *names, last = place.split(".")
-        for name in names:
-            inner = inner[name]
-        inner[last] = object
-        found = mistakes_of(blocks)
-        assert not any("unknown" in message for message in found.values()), place
-        assert any(path.startswith(place) for path in found), place
+@pytest.mark.parametrize(("block", "key", "here"), [
+    ("", "learning_rate", "alg.training_args"),
+    ("alg", "per_device_train_batch_size", "alg.training_args"),
+    ("alg.args", "learning_rate", "alg.training_args"),
+    ("alg.args", "loss_type", "alg.args.loss, sigmoid"),
+    ("alg.args", "rpo_alpha", "alg.args.sft_weight"),
+    ("alg.args", "max_completion_length", "alg.args.max_response_length"),
+    ("alg", "truncation_mode", "tokenizer.truncation_side"),
+    ("alg", "packing", "there is no equivalent"),
+    ("alg.args", "precompute_ref_log_probs", "there is no equivalent: the log-probs of the reference are always"),
+])  # fmt: skip
+def test_so_is_a_key_of_a_preference_run(block, key, here, tmp_path):
+    blocks = inner = preference_blocks(tmp_path)
+    for name in filter(None, block.split(".")):
+        inner = inner[name]
+    inner[key] = 1
+    path = f"{block}.{key}".lstrip(".")
+    assert here in mistakes_of(blocks)[path]
 
 
-def test_the_page_has_the_same_table(repository):
-    page = (repository / "docs/coming_from_trl.md").read_text().partition("\n| TRL |")[0]  # GRPOTrainer's table follows
-    rows = re.findall(r"^\| (`.*`) \| `(.*)` \|$", page, re.MULTILINE)
-    assert {name: here for names, here in rows for name in re.findall(r"`(\w+)`", names)} == HERE
+@pytest.mark.parametrize(("key", "message"), [
+    ("beta", "the equivalent is alg.args.beta"),
+    ("max_prompt_length", "the equivalent is tokenizer.max_length"),
+    ("warmup_stepps", "did you mean 'warmup_steps'"),
+    ("logging_stepss", "did you mean 'logging_steps'"),
+])  # fmt: skip
+def test_so_is_one_among_the_arguments_of_the_trainer(key, message, tmp_path):
+    blocks = preference_blocks(tmp_path)
+    blocks["alg"]["training_args"][key] = 1
+    with pytest.raises(ConfigError) as caught:
+        make_training_arguments(parse_config(blocks), "checkpoints")
+    ((path, answer),) = [(issue.path, issue.message) for issue in caught.value.issues]
+    assert path == f"alg.training_args.{key}" and message in answer
+
+
+def test_a_key_that_its_own_block_lacks_is_not_answered_with_that_block():
+    issue = ConfigIssue("alg.training_args.warmup_steps", "unknown key; known: a, b")
+    assert with_equivalent(issue, is_rl=False) == issue
+
+
+def test_in_python_too(tiny_gpt2_dir, tiny_tokenizer):
+    env = TextVecEnv(
+        2, tiny_tokenizer, RewardIncreasingNumbers(2), [Sample("0", "one")], max_prompt_length=8, max_episode_length=4
+    )
+    policy_kwargs = {"model_name": str(tiny_gpt2_dir)}
+    with pytest.raises(TypeError, match=r"^PPO got an unexpected keyword argument 'cliprange'; .* is clip_range "):
+        PPO(CausalLMActorCriticPolicy, env, cliprange=0.1, policy_kwargs=policy_kwargs)
+    with pytest.raises(TypeError, match=r"'use_vllm'; the equivalent is alg\.policy\.args\.engine, "):
+        PPO(CausalLMActorCriticPolicy, env, use_vllm=True, policy_kwargs=policy_kwargs)
+    with pytest.raises(TypeError, match="'lora_config'; the equivalent is peft, "):
+        PPO(CausalLMActorCriticPolicy, env, policy_kwargs={**policy_kwargs, "lora_config": {}})
+
+
+def keys_of(rows) -> set[str]:
+    return {row.key for row in rows if row.key and not row.key.startswith("--")}
+
+
+def is_unknown(blocks, key) -> bool:
+    """Whether a key is unknown, seen by its message for a value of another type than it has."""
+    inner = blocks
+    *names, last = key.split(".")
+    for name in names:
+        inner = inner.setdefault(name, {})
+    inner[last] = object
+    found = {path: message for path, message in mistakes_of(blocks).items() if path.startswith(key)}
+    assert found, key
+    return any("unknown" in message for message in found.values())
+
+
+def test_the_keys_here_are_keys(tmp_path):
+    for key in keys_of(RL_KEYS):
+        blocks = run_blocks()
+        if key in (
+            "alg.args.group_size",
+            "alg.args.scale",
+            "alg.args.ratio_level",
+            "alg.args.dynamic_sampling",
+            "alg.args.overlong_buffer",
+            "alg.args.reference_update_iterations",
+            "alg.args.reference_mixing",
+        ):
+            blocks["alg"] |= {"id": "grpo", "args": {}}
+        assert not is_unknown(blocks, key), key
+
+    arguments = set()
+    for id in OBJECTIVES:
+        arguments |= {argument.name for argument in signature_of(OBJECTIVES.signature(id)).arguments}
+    for key in keys_of(OFFLINE_KEYS):
+        if key.startswith("alg.args."):
+            assert key.removeprefix("alg.args.") in arguments, key
+        elif key != "alg.loss_on_prompt":  # of supervised runs
+            assert not is_unknown(preference_blocks(tmp_path), key), key
+    assert not is_unknown(supervised_blocks(), "alg.loss_on_prompt")
+
+
+def test_options_of_the_command_line_exist():
+    options = build_parser()._actions[-1].choices["train"]._option_string_actions
+    assert {row.key for row in (*RL_KEYS, *OFFLINE_KEYS) if row.key.startswith("--")} <= set(options)
+
+
+@pytest.mark.parametrize("rows", [RL_KEYS, OFFLINE_KEYS], ids=["rl", "offline"])
+def test_no_name_has_two_answers(rows):
+    names = [name for row in rows for name in row.names.split()]
+    assert len(names) == len(set(names)) == len(by_name(rows))
+
+
+def test_the_page_is_made_from_the_table(repository):
+    page = (repository / "docs" / "coming_from_trl.md").read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run: python -m rl4lms_like.core.keys_elsewhere docs/coming_from_trl.md"
+    row = "| `num_generations`, `n_samples_per_prompt` | `alg.args.group_size`: responses to one prompt |"
+    assert page.splitlines().count(row) == 1

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rl4lms_like.config.binding import build_component, with_defaults
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.answers import PassAtK
@@ -194,17 +194,17 @@ def test_every_mistake_inside_is_told_with_its_place():
     ]
     place = "reward_fn.args.rewards"
     assert mistakes_of("combine", {"rewards": rewards}) == [
-        f"{place}.0.weigt",
         f"{place}.0.args.min_tokns",
         f"{place}.0.args.min_tokens",
+        f"{place}.0.weigt",
         f"{place}.1",
         f"{place}.2.id",
         f"{place}.3.args",
         f"{place}.4",
         f"{place}.5.weight",
         f"{place}.5.args.shaping_fn.args.min_tokens",
-        f"{place}.6.weight",
         f"{place}.5.name",
+        f"{place}.6.weight",
     ]
     assert mistakes_of("combine") == [place]
     assert mistakes_of("combine", {"rewards": {"id": "sentiment"}}) == [place]

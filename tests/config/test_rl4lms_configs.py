@@ -18,7 +18,8 @@ import pytest
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl4lms_like.config.binding import build_component
-from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.settings import check_settings
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.metrics import METRICS

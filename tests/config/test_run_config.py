@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from rl4lms_like.config import run_config as config_module
 from rl4lms_like.config.binding import REGISTRIES, with_defaults
-from rl4lms_like.config.notices import learning_rate_notice
-from rl4lms_like.config.run_config import RunConfig, SupervisedConfig, load_config, parse_config
+from rl4lms_like.config.load import load_config, parse_config
+from rl4lms_like.config.rules import learning_rate_notice
+from rl4lms_like.config.run_config import DoctorConfig, HeldOutConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_values, dump_yaml, parse_yaml
 from rl4lms_like.core.model_weights import names_folder
+from rl4lms_like.envs.arguments import EnvConfig
+from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.system.errors import ConfigError
 from rl4lms_like.system.schema import signature_of
 from tests.config_errors import raises_at
@@ -156,8 +159,8 @@ def test_a_supervised_run_has_no_reward_and_no_environment(supervised):
     supervised["alg"]["generation_kwargs"]["post_processing_fn"] = "three_sentence_summary"
     supervised["alg"]["model_type"] = "encoder"
     assert mistakes_of(supervised) == [
-        "alg.generation_kwargs.post_processing_fn",
         "alg.model_type",
+        "alg.generation_kwargs.post_processing_fn",
         "reward_fn",
     ]
 
@@ -207,14 +210,14 @@ def test_every_mistake_is_told_at_once_in_the_order_of_the_file(run):
         "datapool.args.split",
         "datapool.args.n_samples",
         "datapool.args.prompt",
-        "env.args.max_episode_lenght",
         "env.n_envs",
+        "env.args.max_episode_lenght",
         "alg.args.clip_range",
         "alg.policy.args.critic",
-        "train_evaluation.metrics.2.args.x",
         "train_evaluation.metrics.0.idd",
         "train_evaluation.metrics.0.id",
         "train_evaluation.metrics.1",
+        "train_evaluation.metrics.2.args.x",
         "train_evaluation.n_iters",
         "seeed",
     ]
@@ -528,7 +531,7 @@ def test_a_learning_rate_that_is_left_out_is_noticed(run):
 )
 def test_a_learning_rate_far_above_what_suits_the_model_is_noticed(run, rate, n_parameters, changes, noticed):
     blocks, _ = apply_values(run, {**changes, "alg.args.learning_rate": rate}, "test")
-    found = learning_rate_notice(parse_config(blocks).to_dict(), n_parameters)
+    found = learning_rate_notice(parse_config(blocks), n_parameters)
     assert (found is not None) == noticed
     assert found is None or found.path == "alg.args.learning_rate"
 
@@ -568,12 +571,17 @@ def test_no_key_is_ignored_anywhere(place, key, value):
     assert path in mistakes_of(from_file)
 
 
-def _known_keys():
+def blocks_of_configs():
     blocks = [
         item
         for item in vars(config_module).values()
         if dataclasses.is_dataclass(item) and item.__module__ == config_module.__name__
     ]
+    return [*blocks, EnvConfig, KLConfig]
+
+
+def _known_keys():
+    blocks = blocks_of_configs()
     components = [registry.signature(id) for registry in REGISTRIES.values() for id in registry]
     return {argument.name for target in blocks + components for argument in signature_of(target).arguments}
 
@@ -597,7 +605,7 @@ _KNOWN = _known_keys()
 def test_checking_a_config_loads_no_torch(run, write):
     code = f"""
 import sys
-from rl4lms_like.config.run_config import load_config
+from rl4lms_like.config.load import load_config
 load_config({str(write(run))!r})
 print([name for name in ("torch", "transformers", "pandas", "datasets") if name in sys.modules])
 """
@@ -641,10 +649,6 @@ def documented_rows():
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.arguments import LoraArguments
 
-    blocks = [
-        item
-        for item in vars(config_module).values()
-        if dataclasses.is_dataclass(item) and item.__module__ == config_module.__name__
-    ]
+    blocks = [block for block in blocks_of_configs() if block not in (DoctorConfig, HeldOutConfig)]  # on their own page
     components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
     return [row for target in [*blocks, EnvArguments, LoraArguments, *components] for row in table_rows(target)]

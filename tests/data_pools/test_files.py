@@ -75,7 +75,7 @@ def test_the_last_message_can_be_the_reference(write):
     file = write(json.dumps({"turns": TURNS, "a": "No."}))
     args = {"data_files": {"train": file}, "prompt_column": "turns", "last_message_as_reference": True}
     (sample,) = JsonlPool.prepare("train", **args, reference_column="a").samples
-    assert sample == Sample("train_0", "Why?", ["No.", "So."], None, TURNS[:1])
+    assert sample == Sample("train_0", "Why?", ["No.", "So."], None, TURNS[:1], learned="conversation")
 
 
 @pytest.mark.parametrize("turns", [[], [{"role": "user"}], [{"content": "a"}], ["a"], {"role": "user"}, 3])

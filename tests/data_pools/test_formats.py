@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.data_pools.formats import common_turns
+from rl4lms_like.data_pools.formats import CONVERTERS, SIGNS, FormatName, RowFormat, common_turns
 from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.wording import help_of
+from tests.conftest import REPOSITORY
 
 CONVERSATION = {"conversations": [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "So."}]}
 WITH_INPUT = {"instruction": "Add {input}.", "input": "2 and {instruction}", "output": "4"}
@@ -17,6 +20,8 @@ HH = {
     "chosen": "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Is it?\n\nAssistant: Yes, it is.",
     "rejected": "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Is it?\n\nAssistant: Yes.\n\nHuman: Eh?\n\nAssistant: So",
 }
+ASKED = {"role": "user", "content": "Why?"}
+SAID = {"role": "assistant", "content": "So."}
 HH_PROMPT = "\n\nHuman: Hi\n\nAssistant: Hello.\n\nHuman: Is it?\n\nAssistant:"
 ULTRA = {
     "instruction": "Why?",
@@ -38,6 +43,14 @@ def facts(samples):
     return [(sample.messages or sample.prompt_or_input_text, sample.references) for sample in samples]
 
 
+def test_every_format_is_named_where_a_reader_looks():
+    page = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
+    help_text = help_of(RowFormat)["format"]
+    for format in CONVERTERS:
+        assert format in SIGNS and f"`{format}`" in help_text and f"\n| `{format}`" in page
+    assert set(get_args(FormatName)) == {"columns", *CONVERTERS}
+
+
 @pytest.mark.parametrize(
     ("format", "rows", "expected"),
     [
@@ -49,6 +62,10 @@ def facts(samples):
         ),
         ("hh", [HH], [(HH_PROMPT, [" Yes, it is."])]),
         ("ultrafeedback", [ULTRA, ULTRA | {"completions": []}], [("Why?", ["So."]), ("Why?", [])]),
+        ("prompt_completion", [{"prompt": "Why?", "completion": "So."}], [("Why?", ["So."])]),
+        ("prompt_completion", [{"prompt": [ASKED], "completion": [SAID]}], [([ASKED], ["So."])]),
+        ("messages", [{"messages": [ASKED, SAID]}, {"messages": [ASKED]}], [([ASKED], ["So."]), ([ASKED], [])]),
+        ("text", [{"text": "All of it."}], [("", ["All of it."])]),
     ],
 )
 def test_rows_of_a_format_are_recognised_and_learned(format, rows, expected, tmp_path):
@@ -62,6 +79,48 @@ def test_rows_of_a_format_are_recognised_and_learned(format, rows, expected, tmp
         pool(tmp_path, "jsonl", rows, format="columns")
     with pytest.raises(DataPoolError, match=f"format: {format}"):
         pool(tmp_path, "jsonl", rows, format=format, prompt_column="instruction")
+
+
+def test_of_conversations_all_turns_are_learned_and_of_prompts_with_completions_the_completion(tmp_path):
+    learned = {}
+    for rows in (
+        [CONVERSATION],
+        [{"messages": [ASKED, SAID]}],
+        [{"text": "a"}],
+        [{"prompt": [ASKED], "completion": [SAID]}],
+    ):
+        read = pool(tmp_path, "jsonl", rows)
+        learned[read.row_format.partition(" ")[0]] = read.samples[0].learned
+    assert learned == {
+        "sharegpt": "conversation",
+        "messages": "conversation",
+        "text": "text",
+        "prompt_completion": "response",
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": [ASKED], "completion": [SAID, ASKED, SAID]}, "got 3 messages; put those before the last one"),
+        ({"prompt": [ASKED], "completion": [ASKED]}, "one message of the assistant"),
+        ({"prompt": "Why?", "completion": 3}, "column 'completion'"),
+        ({"prompt": "Why?", "completion": SAID}, "expected text or messages"),
+    ],
+)
+def test_completions_are_a_text_or_one_message_of_the_assistant(row, message, tmp_path):
+    with pytest.raises(DataPoolError, match=message):
+        pool(tmp_path, "jsonl", [row])
+
+
+def test_completions_with_labels_are_preferences(tmp_path):
+    rows = [
+        {"prompt": "Why?", "completion": "So.", "label": True},
+        {"prompt": [ASKED], "completion": [SAID], "label": False},
+    ]
+    good, bad = pool(tmp_path, "preferences", rows).samples
+    assert (good.chosen, good.rejected, bad.chosen, bad.rejected) == ("So.", None, None, "So.")
+    assert bad.messages == [ASKED]
 
 
 def test_parquet_files_and_saved_datasets_are_read_as_json_files(tmp_path):

@@ -56,7 +56,7 @@ def test_messages_become_samples(saved):
     turns = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
     path = saved(train=[{"turns": turns}], validation=[{"turns": turns}], test=[{"turns": turns}])
     (sample,) = HfDatasetPool.prepare("val", path, prompt_column="turns", last_message_as_reference=True).samples
-    assert sample == Sample("val_0", "Why?", ["So."], None, turns[:1])
+    assert sample == Sample("val_0", "Why?", ["So."], None, turns[:1], learned="conversation")
 
 
 def test_an_only_split_is_shared_out(saved):

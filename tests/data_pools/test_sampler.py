@@ -11,7 +11,7 @@ import pytest
 
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.dummy import DummyPool
-from rl4lms_like.data_pools.sampler import DifficultySampler, PrioritySampler
+from rl4lms_like.data_pools.sampler import DifficultySampler, PrioritySampler, ShuffledSampler
 from rl4lms_like.system.errors import DataPoolError
 
 SAMPLES = [Sample(str(index), f"prompt {index}") for index in range(4)]
@@ -134,3 +134,54 @@ def test_a_difficulty_sampler_resumes_exactly():
 def test_limits_that_exclude_each_other_are_refused():
     with pytest.raises(ValueError, match="hard_below"):
         DifficultySampler(SAMPLES, hard_below=0.6, easy_above=0.4)
+
+
+def test_every_sample_is_drawn_once_before_one_is_drawn_again():
+    sampler = ShuffledSampler(SAMPLES, seed=0)
+    passes = [drawn(sampler, 4) for _ in range(30)]
+    assert all(sorted(order) == [0, 1, 2, 3] for order in passes)
+    assert len(set(map(tuple, passes))) > 10, "each pass has its own order"
+
+
+def test_the_order_of_passes_is_that_of_the_seed():
+    assert drawn(ShuffledSampler(SAMPLES, seed=1)) == drawn(ShuffledSampler(SAMPLES, seed=1))
+    assert drawn(ShuffledSampler(SAMPLES, seed=1)) != drawn(ShuffledSampler(SAMPLES, seed=2))
+    assert drawn(ShuffledSampler(SAMPLES)) != drawn(ShuffledSampler(SAMPLES)), "seeds from the operating system"
+    sampler = ShuffledSampler(SAMPLES, seed=1)
+    first = drawn(sampler)
+    sampler.seed(1)
+    assert drawn(sampler) == first
+
+
+@pytest.mark.parametrize("n_before", [0, 3, 4, 9])
+def test_passes_go_on_from_a_saved_state(n_before):
+    sampler = ShuffledSampler(SAMPLES, seed=1)
+    drawn(sampler, n_before)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    other = ShuffledSampler(SAMPLES)
+    drawn(other, 2)
+    other.load_state_dict(state)
+    assert drawn(sampler) == drawn(other)
+
+
+@pytest.mark.parametrize("n", [1, 3, 6])
+def test_draws_that_are_put_back_are_drawn_again(n):
+    sampler = ShuffledSampler(SAMPLES, seed=1)
+    drawn(sampler, 2)
+    before = drawn(sampler, n)
+    sampler.put_back(n)
+    assert drawn(sampler, n) == before
+
+
+def test_passes_over_the_data_are_logged():
+    sampler = ShuffledSampler(SAMPLES, seed=1)
+    sampler.sample(6)
+    assert sampler.update(["0"] * 6, [0.0] * 6) == {"n_passes": 1.5}
+
+
+def test_with_replacement_nothing_is_put_back():
+    sampler, other = PrioritySampler(SAMPLES, seed=1), PrioritySampler(SAMPLES, seed=1)
+    drawn(sampler, 5)
+    drawn(other, 5)
+    sampler.put_back(5)
+    assert drawn(sampler) == drawn(other)

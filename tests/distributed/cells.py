@@ -13,7 +13,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from rl4lms_like.config.run_config import RunConfig, SupervisedConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.seeding import derived_seed
@@ -94,6 +95,18 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "trpo": ("gpt2", {**SEPARATE, "alg.id": "trpo", "alg.args.batch_size": 14, "alg.args.target_kl": 0.01}),
     "grpo": ("gpt2", {**GROUPS, **MINIBATCHES, "alg.id": "grpo"}),
+    "grpo_in_episodes": (
+        "gpt2",
+        {
+            **GROUPS,
+            "alg.id": "grpo",
+            "alg.args": {
+                **{"learning_rate": 1e-3, "n_episodes": 2 * N_ENVS, "minibatch_episodes": 6, "n_epochs": 2},
+                **{"group_size": 3, "dynamic_sampling": 2},
+            },
+            "datapool.sampler": {"id": "shuffled"},
+        },
+    ),
     "online_dpo": ("gpt2", {**GROUPS, "alg.id": "online_dpo", "alg.args.n_epochs": 2, "alg.kl_div.coeff": 0.1}),
     "dapo_t5": (
         "t5",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.system.errors import RankError

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from rl4lms_like.data_pools.dummy import DummyPool
+from rl4lms_like.data_pools.sampler import ShuffledSampler
 from rl4lms_like.envs.env import TextGenEnv
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -288,3 +289,64 @@ def test_envs_share_what_they_can(make_env):
     assert isinstance(first, TextGenEnv)
     assert first.sampler is second.sampler and first.layout is second.layout
     assert first.reward_function is second.reward_function
+
+
+# --- prompts without a played episode --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shuffled(make_env, samples):
+    """An environment that draws each prompt once before it draws one again, and the order in which it does."""
+    env = make_env(make_sampler=ShuffledSampler)
+    env.seed(3)
+    order = ShuffledSampler(samples, seed=3)
+    return env, [order.samples[order.draw()].id for _ in range(40)]
+
+
+def ids(env):
+    return [sample.id for sample in env.samples]
+
+
+def test_prompts_of_a_reset_without_a_played_episode_are_drawn_again(shuffled, batch_of):
+    env, order = shuffled
+    env.reset()
+    env.reset()
+    assert ids(env) == order[:3]
+    env.play(batch_of([[2, EOS], [3, EOS], [4, EOS]]))
+    env.reset()
+    assert ids(env) == order[3:6]
+
+
+def test_prompts_are_put_back_when_the_groups_become_larger(shuffled):
+    env, order = shuffled
+    env.reset()
+    env.group_size = 3
+    env.reset()
+    assert ids(env) == [order[0]] * 3
+
+
+def test_prompts_that_were_stepped_through_are_not_drawn_again(shuffled):
+    env, order = shuffled
+    env.reset()
+    env.step(np.array([2, 2, 2]))
+    env.reset()
+    assert ids(env) == order[3:6]
+
+
+def test_a_restored_position_is_not_changed_by_a_reset_before(shuffled, batch_of):
+    env, order = shuffled
+    env.reset()
+    env.play(batch_of([[2, EOS], [3, EOS], [4, EOS]]))
+    state = json.loads(json.dumps(env.state_dict()))
+    env.reset()
+    env.load_state_dict(state)
+    env.reset()
+    assert ids(env) == order[3:6]
+
+
+def test_a_new_seed_starts_with_the_first_pass(shuffled):
+    env, order = shuffled
+    env.reset()
+    env.seed(3)
+    env.reset()
+    assert ids(env) == order[:3]

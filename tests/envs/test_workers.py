@@ -155,7 +155,7 @@ def test_workers_are_other_processes_and_end_with_the_environment(make_env, batc
     env.reset()
     rewards = env.play(batch_of([[40]] * N_ENVS))
     assert not np.isclose(rewards % 1, (os.getpid() % 1000) / 1000, atol=1e-4).any()
-    processes = list(env._workers._pool._processes.values())
+    processes = list(env.scorer._workers._pool._processes.values())
     env.close()
     assert processes and not any(process.is_alive() for process in processes)
 
@@ -235,7 +235,7 @@ def test_the_second_failure_ends_it_and_names_the_sample(make_env, play_all):
         play_all(env)
     assert time.monotonic() - start < 60
     assert [text["sample_id"] for text in error.value.texts] == [f"sample_{index}" for index in range(N_ENVS)]
-    assert env._workers._pool is None  # no process goes on hanging
+    assert env.scorer._workers._pool is None  # no process goes on hanging
 
 
 def is_running(process):

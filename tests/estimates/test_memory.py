@@ -10,17 +10,25 @@ import sys
 import pytest
 import torch
 import yaml
-from transformers import BartConfig, GPT2Config, LlamaConfig, T5Config
+from transformers import AutoModelForCausalLM, BartConfig, GPT2Config, LlamaConfig, T5Config
 
 from rl4lms_like.algorithms.fisher import FisherMatrix, FlatParameters
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.budget import plan_batches
-from rl4lms_like.estimates.memory import MemoryEstimate, NetworkShapes, estimate_memory, gibibytes, main_memory
+from rl4lms_like.estimates.memory import (
+    MemoryEstimate,
+    NetworkShapes,
+    estimate_memory,
+    estimate_supervised_memory,
+    gibibytes,
+    main_memory,
+)
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
+from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
 from tests.builders import episodes_of_lengths
-from tests.configs import run_blocks
+from tests.configs import run_blocks, supervised_blocks
 
 SMALL = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 FAMILIES = {
@@ -297,7 +305,7 @@ def test_memory_of_the_program_that_starts_a_check_is_not_counted(run, tmp_path)
     FAMILIES["gpt2"].save_pretrained(tmp_path / "model")
     run["alg"]["policy"]["args"]["model_name"] = str(tmp_path / "model")
     (tmp_path / "run.yml").write_text(yaml.safe_dump(run))
-    script = "import sys; from rl4lms_like.config.run_config import load_config as load;"
+    script = "import sys; from rl4lms_like.config.load import load_config as load;"
     script += "from rl4lms_like.estimates.memory import estimate_memory as estimate;"
     script += "print(estimate(load(sys.argv[1])).parts['process'])"
 
@@ -325,3 +333,56 @@ def test_small_runs_have_much_freed_memory_and_large_ones_a_part_of_their_tensor
     parts |= {"process": 2**30, "policy weights": tensors * 2**20}
     memory = MemoryEstimate(parts, 0, "cpu", 2**40)
     assert memory.upper == 2**30 + (tensors + freed) * 2**20
+
+
+# --- supervised runs -------------------------------------------------------------------------------------------------
+
+
+def supervised_estimate(folder, alg=None, **training):
+    blocks = supervised_blocks()
+    blocks["alg"] |= {"model_name": str(folder), "training_args": training, "model_type": "causal", **(alg or {})}
+    return estimate_supervised_memory(parse_config(blocks), prompt_tokens=6, response_tokens=4)
+
+
+def test_a_supervised_run_needs_one_trained_network_and_logits_of_whole_texts(tiny_gpt2_dir):
+    model = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
+    n_weights = sum(weight.numel() for weight in model.parameters())
+    estimate = supervised_estimate(tiny_gpt2_dir, per_device_train_batch_size=3)
+    assert estimate.parts["model weights"] == estimate.parts["gradients"] == 4 * n_weights
+    assert estimate.parts["optimizer state"] == 8 * n_weights
+    assert estimate.parts["logits"] == 4 * 4 * 3 * 10 * model.config.vocab_size
+    assert estimate.parameters == f"{n_weights:,} of {n_weights:,}"
+
+    larger = supervised_estimate(tiny_gpt2_dir, per_device_train_batch_size=6)
+    assert larger.parts["activations"] == pytest.approx(2 * estimate.parts["activations"], rel=0.05)
+    update, larger_update = (each.update - each.parts["process"] for each in (estimate, larger))
+    assert update < larger_update
+    assert larger.rollout - larger.parts["process"] == estimate.rollout - estimate.parts["process"]
+
+
+def test_adapters_train_few_weights_and_checkpointing_has_all_gradients_at_once(tiny_gpt2_dir):
+    pytest.importorskip("peft")
+    whole = supervised_estimate(tiny_gpt2_dir)
+    lora = supervised_estimate(tiny_gpt2_dir, {"peft": {"r": 2}})
+    assert lora.parts["optimizer state"] < 0.2 * whole.parts["optimizer state"]
+    checkpointed = supervised_estimate(tiny_gpt2_dir, gradient_checkpointing=True)
+    assert checkpointed.other_gradients == whole.parts["gradients"] > whole.other_gradients
+
+
+def test_the_check_prints_the_memory_and_the_trained_parameters_of_a_supervised_run(tiny_gpt2_dir):
+    blocks = supervised_blocks()
+    blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(tiny_gpt2_dir)
+    blocks["alg"]["model_type"] = "causal"
+    blocks["datapool"] = {"id": "film_opinions", "args": {"n_train": 6, "n_eval": 3}}
+    (training,) = [part for part in preview(parse_config(blocks)) if part.startswith("# training")]
+    for name in ("trainable parameters", "model weights", "peak of the update", "fits: "):
+        assert name in training
+
+
+def test_the_check_prints_the_trained_parameters_of_an_rl_run(tiny_gpt2_dir):
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["model_name"] = str(tiny_gpt2_dir)
+    blocks["alg"]["policy"]["args"]["critic"] = "shared"
+    parameters = estimate_memory(parse_config(blocks)).parameters
+    n_weights = sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).parameters())
+    assert parameters.startswith(f"{n_weights:,} of {n_weights:,} of the policy, ") and "critic" in parameters

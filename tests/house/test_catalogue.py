@@ -11,10 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.config.binding import build_component
-from rl4lms_like.config.component import ComponentConfig
+from rl4lms_like.config.binding import ComponentConfig, build_component
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.run_reward import RewardMetric
 from rl4lms_like.post_processors import POST_PROCESSORS
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.system.errors import MissingResourceError
@@ -79,6 +79,8 @@ def test_a_reward_passes_its_checker(id, places):
 def test_a_metric_passes_its_checker_and_reports_what_it_declares(id, places):
     row = catalogue.METRICS[id]
     metric = built(METRICS, catalogue.METRICS, id, places)
+    if isinstance(metric, RewardMetric):
+        metric.rewards_of = catalogue.rewards_of_a_run
     model = AutoModelForCausalLM.from_pretrained(places.model(row.model)) if row.model else None
     check_metric(metric, row.samples(places), model=model, keys=METRICS.entry(id).keys)
 

@@ -28,16 +28,19 @@ import pytest
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.commands import build_parser
 from rl4lms_like.config.binding import REGISTRIES, run_kind
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.offline.pipeline import parse_pipeline
 from rl4lms_like.quickstart import _parser as quickstart_parser
 from rl4lms_like.run import train_config
+from scripts.docs.catalogue_page import PAGE as GENERATED_PAGE
 from tests.config_errors import raises_at
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM_FOLDERS = ("benchmarks", "tests/robustness")
+"""Folders of programs, each with a README that lists them."""
 PAGES = sorted(page.relative_to(ROOT).as_posix() for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-PACKAGE = ROOT / "rl4lms_like"
+PAGES += [f"{folder}/README.md" for folder in PROGRAM_FOLDERS]
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
@@ -113,9 +116,9 @@ def check_benchmark(text: str, folder: Path) -> None:
 def with_fragment(run: dict, fragment: dict) -> dict:
     """A run with a fragment's keys; a component with another id comes with its own arguments (and KL, if given).
 
-    A supervised or preference run has other blocks, and stands by itself.
+    A supervised or preference run has other blocks, and stands by itself. So does a whole file.
     """
-    if run_kind(fragment) != "on_policy":
+    if run_kind(fragment) != "on_policy" or {"tokenizer", "alg", "train_evaluation"} <= fragment.keys():
         return fragment
     merged = copy.deepcopy(run)
     for key, value in fragment.items():
@@ -292,24 +295,28 @@ def test_rl4lms_imports_are_mapped_to_what_exists():
             assert pydoc.locate(path) is not None, path
 
 
-def test_the_map_of_the_code_is_the_code():
-    """ARCHITECTURE.md's tree has every module once, and no other."""
-    (tree,) = (code for _, code in blocks_of("ARCHITECTURE.md", "") if code.startswith("rl4lms_like/"))
-    drawn, folders = [], []
-    for line in tree.splitlines()[1:]:
-        entry = re.match(r"((?:  )+)(\w+)(/|\.py  )", line)
-        del folders[len(entry[1]) // 2 - 1 :]
-        if entry[3] == "/":
-            folders.append(entry[2])
-        else:
-            drawn.append("/".join([*folders, f"{entry[2]}.py"]))
-    there = [path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
-    assert sorted(drawn) == sorted(there)
+def test_the_lists_of_programs_have_every_program_and_every_result():
+    """A program has no other place where a reader finds it, and a result that no page names is not kept."""
+    lists = "".join(text_of(f"{folder}/README.md") for folder in PROGRAM_FOLDERS)
+    unnamed = []
+    for folder in PROGRAM_FOLDERS:
+        programs = [path for path in (ROOT / folder).glob("[!_]*.py") if not path.name.startswith("test_")]
+        results = [f"{path.name}/" if path.is_dir() else path.name for path in (ROOT / folder / "results").iterdir()]
+        assert programs and results
+        unnamed += [f"{folder}: {name}" for name in (*(path.name for path in programs), *results) if name not in lists]
+    assert unnamed == []
+
+
+@pytest.mark.parametrize(("kind", "overview"), [("algorithms", "algorithms"), ("objectives", "preferences")])
+def test_every_algorithm_and_objective_has_a_page_that_its_overview_links(kind, overview):
+    text = text_of(f"docs/{overview}.md")
+    assert [id for id in REGISTRIES[kind] if f"docs/algorithms/{id}.md" not in PAGES] == []
+    assert [id for id in REGISTRIES[kind] if f"(algorithms/{id}.md" not in text] == []
 
 
 def test_the_site_has_every_page():
     named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]))
-    assert named == {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")}
+    assert named == {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} | {GENERATED_PAGE}
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.system.errors import ConfigError
 from tests.configs import run_blocks
@@ -24,6 +24,8 @@ CHANGES = {
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
     "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
     "seq2seq models": {"alg.policy.id": "seq2seq_lm_actor_critic_policy"},
+    "`args.n_episodes` in place of `n_steps`": {"alg.args.n_episodes": 32},
+    "`args.minibatch_episodes` in place of `batch_size`": {"alg.args.minibatch_episodes": 16},
     "`args.group_size` above 1": {"alg.args.group_size": 4},
     "`args.micro_batch_size`": {"alg.args.micro_batch_size": 512},
     "`args.importance_correction`": {"alg.args.importance_correction": "tis"},
@@ -34,6 +36,7 @@ CHANGES = {
     "`env.reward_workers`": {"env.reward_workers": 2},
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
+    "`datapool.sampler: {id: shuffled}`": {"datapool.sampler": {"id": "shuffled"}},
     "`train_evaluation.save_rollouts`": {"train_evaluation.save_rollouts": True},
     "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
 }

@@ -13,6 +13,7 @@ from rl4lms_like.system.errors import MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "mkdocs.yml", ROOT / "pyproject.toml"]
+PAGES += [ROOT / "benchmarks/README.md", ROOT / "tests/robustness/README.md"]
 PAGES = [page for page in PAGES if page.name != "CHANGELOG.md"]  # its older entries name what was there
 
 DOTTED = re.compile(r"(?<![\w./-])(rl4lms_like(?:\.[A-Za-z]\w*)+)(?::([A-Za-z]\w*))?")

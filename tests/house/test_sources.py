@@ -56,6 +56,11 @@ def test_modules_have_docstrings():
     assert [module for module in MODULES if not ast.get_docstring(parsed(module))] == []
 
 
+def test_the_first_line_of_a_module_is_a_sentence_that_says_what_it_holds():
+    firsts = {module: (ast.get_docstring(parsed(module)) or "").split("\n")[0] for module in MODULES}
+    assert {module: line for module, line in firsts.items() if not line.endswith(".") or len(line.split()) < 3} == {}
+
+
 def test_docstrings_open_with_a_verb_or_a_noun():
     texts = [(module, text) for module in MODULES for text in docstrings(module)]
     questions = re.compile(r"(What|Which|How|Whether|Where|When|Who|Why)\b")

@@ -1,4 +1,4 @@
-"""The tutorials run as written, with few iterations; `python -m benchmarks.tutorials` runs them in full."""
+"""The tutorials run as written, with few iterations; `python -m scripts.docs.tutorials` runs them in full."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks.tutorials import PAGES, QUICK, run_page
 from rl4lms_like import cli
+from scripts.docs.tutorials import PAGES, QUICK, run_page
 
 TUTORIALS = sorted(page.stem for page in PAGES.glob("*.md"))
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.examples import NOT_LEARNED
 from rl4lms_like.offline.shown_example import example_lines, row_lines
 from rl4lms_like.preview import preview

@@ -10,8 +10,7 @@ from typing import ClassVar
 import pytest
 from transformers import AutoModelForCausalLM
 
-from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy import best_model as callbacks
@@ -20,6 +19,7 @@ from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.training.resuming import checkpoints
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
 

@@ -13,24 +13,25 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms import base
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.replay import Replay
 from rl4lms_like.preview import preview
+from rl4lms_like.python_api.python_run import train
 from rl4lms_like.rollouts.collector import RolloutCollector
-from rl4lms_like.run import resume, train, train_config
+from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch
 from tests.training.resuming.test_resume import PAIRS, blocks
 
 FAMILIES = {"causal": "tiny_gpt2_dir", "seq2seq": "tiny_t5_dir"}
 N_ITERS = 3
-CONFIG_OR_POSITION = ("config.json", "training_state.json", "manifest.json")
+CONFIG_OR_POSITION = ("config.json", "training_state.json", "manifest.json", "model/README.md")
 
 
 def run_blocks(request, algorithm="ppo", family="causal"):
@@ -68,7 +69,7 @@ def rollout_lines(folder):
 
 
 def results_of(folder):
-    """All files of a run without clock times, its config, and its position in the prompts."""
+    """All files of a run without clock times, its config (also that of the model card), and its position."""
     found = files_of(folder)
     return {name: content for name, content in found.items() if not name.endswith(CONFIG_OR_POSITION)}
 

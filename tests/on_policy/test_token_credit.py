@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.losses import clipped_surrogate
 from rl4lms_like.core.token_masks import unpack
 from rl4lms_like.on_policy.assemble import assemble

@@ -7,10 +7,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import decoding_arguments, evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.run import train, train_config
+from rl4lms_like.python_api.python_run import train
+from rl4lms_like.run import train_config
 from rl4lms_like.system.errors import MetricError
 
 ROLLOUT_KEYS = {
@@ -121,7 +122,7 @@ def test_a_model_that_cannot_be_saved_does_not_hide_why_the_run_ended(tiny_confi
             raise ZeroDivisionError("the reason")
         original(self, iteration, n_iterations, hooks)
 
-    def full_disk(self, *args):
+    def full_disk(self, *args, **kwargs):
         raise OSError("no space left")
 
     monkeypatch.setattr(PPO, "learn_iteration", failing)

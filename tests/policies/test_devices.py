@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_settings
 from tests.builders import make_policy
 from tests.config_errors import raises_at

@@ -13,6 +13,7 @@ from rl4lms_like.policies.loading import load_model, save_language_model
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.builders import POLICIES, SAMPLING, make_env, make_policy
+from tests.config_errors import raises_at
 
 LORA = {"r": 4}
 
@@ -99,7 +100,7 @@ def test_a_model_with_other_tokens_is_refused(role, more, tiny_gpt2_dir, tiny_to
 
 
 def test_a_shared_critic_has_no_checkpoint_of_its_own(tiny_gpt2_dir):
-    with pytest.raises(ModelError, match="critic_model"):
+    with raises_at("critic_model"):
         make_policy("causal", tiny_gpt2_dir, critic="shared", critic_model=str(tiny_gpt2_dir))
 
 

@@ -182,7 +182,7 @@ def test_what_has_no_order_or_is_no_list_is_refused(mine, episodes, name):
 
 
 def test_what_it_returns_is_checked(mine, episodes):
-    with pytest.raises(RewardError, match=r"my_functions:too_few' .*1 .* 3 "):
+    with pytest.raises(RewardError, match=r"my_functions:too_few' .*1 .* 3,"):
         score_episodes(PythonReward(f"{mine}:too_few"), episodes)
     with pytest.raises(RewardError, match=r"my_functions:nothing' .*None .*'s0'"):
         score_episodes(PythonReward(f"{mine}:nothing", batched=False), episodes)
@@ -194,14 +194,21 @@ def test_what_it_returns_is_checked(mine, episodes):
         ("my_functions", "'my_functions'$"),
         ("my_functions:lenghts", "'my_functions:lenghts': AttributeError"),
         ("no_such_module:f", "'no_such_module:f': ModuleNotFoundError"),
-        ("my_functions:length", "meta_infos, prompts, references, responses"),
-        ("my_functions:Judge", "meta_infos, prompts, references, responses"),
+        ("my_functions:Judge", "'my_functions:Judge' has no parameter 'responses'"),
         ("my_functions:number", "'my_functions:number' .*3"),
     ],
 )
 def test_what_is_no_function_is_refused_when_the_reward_is_built(mine, path, data):
     with pytest.raises(ValueError, match=data):
         PythonReward(path)
+
+
+def test_the_form_is_that_of_the_parameters_unless_it_is_given(mine, episodes):
+    assert paid(PythonReward(f"{mine}:length"), episodes) == [1, 2, 3]
+    with pytest.raises(ValueError, match="'my_functions:length' has no parameter 'responses'"):
+        PythonReward(f"{mine}:length", batched=True)
+    with pytest.raises(ValueError, match="'my_functions:lengths' has no parameter 'response'"):
+        PythonReward(f"{mine}:lengths", batched=False)
 
 
 def test_arguments_that_the_function_does_not_take_are_told_when_it_is_built(mine):

@@ -15,7 +15,7 @@ from datetime import date
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.call import compute_metric

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.inference import evaluate_run, generate_texts

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl4lms_like.catalogue import table_rows
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.run import train_config
 from rl4lms_like.small_models.embedded import TinyModelConfig, partly_wrong, with_embedded_models

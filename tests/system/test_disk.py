@@ -5,7 +5,7 @@ import os
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.system.disk import reason, with_home
 from tests.config_errors import raises_at
 from tests.configs import run_blocks

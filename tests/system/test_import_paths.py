@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rl4lms_like.config.binding import REGISTRIES
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.system import import_paths
 from rl4lms_like.system.errors import ConfigError
 from rl4lms_like.system.import_paths import RefusedImportError, code_options, imported, use_code_from

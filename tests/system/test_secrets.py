@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.secrets import is_secret_name, masked, secret_in, secret_issues, with_values, without_secrets
 from tests.config_errors import raises_at

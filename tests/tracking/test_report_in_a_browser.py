@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.run import train_config
 from tests.benchmarking.conftest import RUN
 from tests.browser import assert_readable, needs_chromium, opened

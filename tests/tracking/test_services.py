@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import logging
+import os
 import shutil
+import subprocess
 import sys
 import threading
 
@@ -9,6 +12,7 @@ import pytest
 
 from rl4lms_like.system.errors import MissingExtraError
 from rl4lms_like.tracking import Sink, Tracker
+from tests.conftest import REPOSITORY
 
 
 def record(tracker: Tracker) -> None:
@@ -18,6 +22,7 @@ def record(tracker: Tracker) -> None:
     tracker.log_predictions(
         1, "val", [{"sample_id": 0, "prompt_text": "p", "generated_text": "g", "family/score": "n/a"}]
     )
+    tracker.log_responses(1, [{"sample_id": 0, "prompt_text": "p", "generated_text": "g", "reward": 0.5}])
 
 
 class FakeRun:
@@ -70,11 +75,13 @@ def test_wandb_gets_rl4lms_names(tmp_path, monkeypatch):
     (run,) = wandb.runs
     assert run.settings["entity"] == "team"
     assert (run.settings["project"], run.settings["name"], run.settings["config"]) == ("p", "e", {"seed": 0})
-    values, metrics, predictions = run.logged
+    values, metrics, predictions, responses = run.logged
     assert values == {"rollout_info/ep_rew": 0.5, "ppo/value_loss": 0.25, "iteration": 1, "timesteps": 64}
     assert metrics == {"epoch": 1, "val/family/score": 0.75, "val/family/none": "n/a"}
     columns = ["sample_id", "prompt_text", "generated_text", "family/score"]
     assert predictions == {"val_predictions_at_epoch_1": (columns, [[0, "p", "g", "n/a"]])}
+    columns = ["sample_id", "prompt_text", "generated_text", "reward"]
+    assert responses == {"rollout_responses_at_epoch_1": (columns, [[0, "p", "g", 0.5]])}
     assert run.axes["ppo/*"] == "iteration" and run.axes["val/family/score"] == "epoch"
     assert run.finished and run.exit_code == 0
 
@@ -179,6 +186,141 @@ def test_wandb_offline_for_real(tmp_path, monkeypatch):
     assert {path.stem for path in (tracker.run_path / "wandb").glob("offline-run-*/*.wandb")} == {f"run-{first[0]}"}
 
 
+# --- trackio ----------------------------------------------------------------------------------------------------------
+
+
+class FakeTrackioRun:
+    """What `trackio.init` returns, remembered: the arguments have the names and kinds of trackio's own."""
+
+    def __init__(self, id: str, name: str) -> None:
+        self.id, self.name = id, name
+        self.logged: list[tuple[int | None, dict]] = []
+        self.finished = False
+
+    def log(self, metrics: dict, step: int | None = None) -> None:
+        assert json.loads(json.dumps(metrics, allow_nan=False)) is not None
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeTrackio:
+    """The part of trackio that we call. As there, a run is resumed by its name: the latest of this name."""
+
+    def __init__(self) -> None:
+        self.runs: list[FakeTrackioRun] = []
+        self.calls: list[dict] = []
+
+    def init(self, project, name=None, config=None, resume="never", private=None, embed=True) -> FakeTrackioRun:
+        self.calls.append({"project": project, "config": config, "resume": resume, "private": private, "embed": embed})
+        same = [run.id for run in self.runs if run.name == name]
+        is_resumed = resume == "allow" and same
+        self.runs.append(FakeTrackioRun(same[-1] if is_resumed else f"id{len(self.calls)}", name))
+        return self.runs[-1]
+
+    def Table(self, columns, data, allow_mixed_types):  # noqa: N802
+        return [columns, data]
+
+
+@pytest.fixture
+def trackio(monkeypatch) -> FakeTrackio:
+    fake = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    return fake
+
+
+def tracked(tmp_path, experiment="e", resume=False, act=lambda tracker: None):
+    with Tracker(tmp_path, {"seed": 0}, "p", experiment, trackio_log=True, quiet=True, resume=resume) as tracker:
+        act(tracker)
+    return tracker.run_path
+
+
+def test_trackio_gets_numbers_and_tables_at_their_iteration(tmp_path, trackio):
+    def act(tracker):
+        record(tracker)
+        tracker.log_values({"ppo/value_loss": float("nan")}, timesteps=64)
+
+    tracked(tmp_path, act=act)
+    (run,) = trackio.runs
+    assert trackio.calls == [
+        {"project": "p", "config": {"seed": 0}, "resume": "never", "private": True, "embed": False}
+    ]
+    text = [0, "p", "g"]
+    columns = ["sample_id", "prompt_text", "generated_text"]
+    assert run.logged == [
+        (1, {"rollout_info/ep_rew": 0.5, "ppo/value_loss": 0.25, "timesteps": 64}),
+        (1, {"epoch": 1, "val/family/score": 0.75, "val/family/none": "n/a"}),
+        (1, {"val_predictions": [[*columns, "family/score"], [[*text, "n/a"]]]}),
+        (1, {"rollout_responses": [[*columns, "reward"], [[*text, 0.5]]]}),
+        (1, {"ppo/value_loss": None, "timesteps": 64}),
+    ]
+    assert run.finished
+
+
+def test_scores_before_the_next_iteration_of_a_resumed_run_are_at_the_last_one(tmp_path, trackio):
+    def act(tracker):
+        tracker.start(9, completed=7)
+        tracker.log_metrics(7, "val", {"score": 1.0})
+
+    tracked(tmp_path, act=act)
+    assert trackio.runs[0].logged == [(7, {"epoch": 7, "val/score": 1.0})]
+
+
+def test_a_resumed_run_is_resumed_in_trackio_too(tmp_path, trackio):
+    for resume in (False, True, True, False):
+        tracked(tmp_path, resume=resume)
+    assert [run.id for run in trackio.runs] == ["id1", "id1", "id1", "id4"]
+
+
+def test_a_copied_run_and_a_run_of_the_same_name_elsewhere_are_others_in_trackio(tmp_path, trackio):
+    folder = tracked(tmp_path / "a")
+    shutil.copytree(folder, tmp_path / "a" / "p" / "copy")
+    tracked(tmp_path / "a", "copy", resume=True)
+    assert [run.id for run in trackio.runs] == ["id1", "id2"]
+
+    tracked(tmp_path / "b")  # the latest of this name
+    tracked(tmp_path / "a", resume=True)
+    assert [run.id for run in trackio.runs] == ["id1", "id2", "id3", "id3", "id5"], "not that of the other folder"
+    assert not trackio.runs[3].logged and trackio.runs[3].finished
+
+
+def test_a_missing_trackio_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(MissingExtraError) as caught:
+        Tracker(tmp_path, {}, "p", "e", trackio_log=True, quiet=True)
+    assert caught.value.extra == "trackio"
+    assert not list(tmp_path.iterdir())
+
+
+def test_trackio_for_real(tmp_path):
+    """In a process of its own, since trackio reads the folder of its data when it is imported."""
+    pytest.importorskip("trackio", reason="trackio is an extra")
+    program = f"""
+import trackio
+from rl4lms_like.tracking import Tracker
+from tests.tracking.test_services import record
+for resume in (False, True):
+    with Tracker({str(tmp_path)!r}, {{"seed": 0}}, "p", "e", trackio_log=True, quiet=True, resume=resume) as tracker:
+        record(tracker)
+(run,) = trackio.Api().runs("p")
+print(run.name, run.id)
+from trackio.sqlite_storage import SQLiteStorage
+for line in SQLiteStorage.get_logs("p", "e"):
+    print(sorted(key for key in line if "/" in key or "_" in key), line["step"])
+"""
+    environment = os.environ | {"TRACKIO_DIR": str(tmp_path / "trackio"), "PYTHONPATH": str(REPOSITORY)}
+    outcome = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stderr
+    run_id = json.loads((tmp_path / "p" / "e" / "trackio_run.json").read_text())["id"]
+    assert f"e {run_id}" in outcome.stdout
+    for keys in (["ppo/value_loss", "rollout_info/ep_rew"], ["rollout_responses"], ["val_predictions"]):
+        assert outcome.stdout.count(f"{keys} 1") == 2, outcome.stdout
+
+
+# --- tensorboard ------------------------------------------------------------------------------------------------------
+
+
 def test_tensorboard_has_the_numbers_at_their_steps(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is an extra")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -205,10 +347,10 @@ class Failing(Sink):
         self.n += 1
         raise ConnectionError("gone" if self.same else f"gone at {self.n}")
 
-    log_metrics = log_predictions = close = write
+    log_metrics = log_predictions = log_responses = close = write
 
 
-@pytest.mark.parametrize(("same", "n_warnings"), [(True, 1), (False, 4)], ids=["one reason", "another each time"])
+@pytest.mark.parametrize(("same", "n_warnings"), [(True, 1), (False, 5)], ids=["one reason", "another each time"])
 def test_a_sink_that_takes_nothing_is_named_and_nothing_is_lost(same, n_warnings, tmp_path, caplog):
     sink = Failing(same)
     with Tracker(tmp_path, {}, "p", "e", sinks=[sink], quiet=True) as tracker:
@@ -216,7 +358,7 @@ def test_a_sink_that_takes_nothing_is_named_and_nothing_is_lost(same, n_warnings
             record(tracker)
     warnings = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
     assert len(warnings) == n_warnings and all("mine failed in " in warning for warning in warnings)
-    assert sink.n == 10, "it is asked again: a service may come back"
+    assert sink.n == 13, "it is asked again: a service may come back"
     for file in ("rollout_info.jsonl", "training_info.jsonl", "val_split_metrics.jsonl"):
         assert len((tracker.run_path / file).read_text().splitlines()) == 3
 

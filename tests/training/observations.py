@@ -25,12 +25,14 @@ from safetensors.torch import load_file, save_file
 from stable_baselines3.common.logger import Logger
 from transformers import AutoConfig, AutoTokenizer
 
-from rl4lms_like.config.run_config import RunConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.evaluation import Evaluation
 from tests.on_policy.doctor.histories import history
 
 
@@ -358,6 +360,20 @@ def best(made: Made) -> Any:
         trainer = OnPolicyTrainer(made.run, tracker)
         trainer.train_and_eval()
     return trainer.callbacks["best_model"].state_dict()
+
+
+def stops_after(made: Made) -> int | None:
+    """After how many of some evaluations the training ends."""
+    from rl4lms_like.on_policy.trainer import OnPolicyTrainer
+
+    with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
+        stopping = OnPolicyTrainer(made.run, tracker).callbacks["early_stopping"]
+    for epoch, (words, distinct) in enumerate([(1.0, 3.0), (2.0, 2.0), (1.0, 1.0), (3.0, 0.0), (2.0, 0.0), (1.0, 0.0)]):
+        scores = {"length/words": words, "diversity_metrics/distinct-1": distinct}
+        stopping.on_evaluation_end(epoch, "val", Evaluation(scores, []))
+        if stopping.is_over:
+            return epoch
+    return None
 
 
 def after_a_nan(made: Made) -> Any:

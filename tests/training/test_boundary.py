@@ -11,7 +11,8 @@ import pytest
 import torch
 from transformers import GPT2Config
 
-from rl4lms_like.config.run_config import TokenizerConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.stop_strings import StopStrings

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric

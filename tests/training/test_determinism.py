@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.run import deterministic_operations, train_config

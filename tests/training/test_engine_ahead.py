@@ -12,7 +12,7 @@ import pytest
 import stable_baselines3
 import torch
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_ranks
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
@@ -157,6 +157,20 @@ def test_an_engine_that_fails_in_the_background_ends_the_run(fails, tiny_config,
         assert len(lines(resume(folder, quiet=True) / "rollout_info.jsonl")) == 3
 
 
+def test_prompts_of_batches_that_a_rollout_did_not_need_are_drawn_again(tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 3
+    tiny_config["datapool"]["sampler"] = {"id": "shuffled"}
+    engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": 1}
+    tiny_config["alg"]["policy"]["args"]["engine"] = engine
+    built = assemble(parse_config(tiny_config))
+    sampler, next_rollout = built.env.envs[0].sampler, built.algorithm.collector.next_rollout
+    next_rollout.start(n_batches=3)
+    assert sampler.n_drawn == 12
+    next_rollout.pop()
+    next_rollout.drop_rest()
+    assert sampler.n_drawn == 4
+
+
 @pytest.fixture
 def ahead(config):  # noqa: F811
     config["alg"]["policy"]["args"]["engine"]["ahead"] = 1
@@ -167,8 +181,14 @@ def ahead(config):  # noqa: F811
     return config
 
 
-def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(ahead, tmp_path):
+@pytest.mark.parametrize(("sampler", "size"), [("difficulty", {"n_steps": 10}), ("shuffled", {"n_episodes": 8})])
+def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(sampler, size, ahead, tmp_path):
+    ahead["datapool"]["sampler"]["id"] = sampler
+    ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, **size}
     whole = run(ahead, tmp_path / "whole")
+    if sampler == "shuffled":
+        n_passes = [line["rollout_info/sampler/n_passes"] for line in lines(whole / "rollout_info.jsonl")]
+        assert n_passes == pytest.approx([4 / 6, 8 / 6, 12 / 6]), "4 of 6 prompts in each rollout"
     rollouts, updates = (lines(whole / f"{name}_info.jsonl") for name in ("rollout", "training"))
     weights = [line["rollout_info/importance_weight"] for line in rollouts]
     assert abs(weights[0] - 1) < 1e-5 and all(abs(weight - 1) > 1e-5 for weight in weights[1:])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.run import resume, train_config

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import ComponentError, ConfigError, DataPoolError, MetricError, ModelError, RewardError
 from rl4lms_like.system.import_paths import use_code_from

@@ -18,7 +18,7 @@ from typing import ClassVar
 import pytest
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import load_config, parse_config
+from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool

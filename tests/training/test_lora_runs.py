@@ -8,7 +8,7 @@ import json
 import pytest
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.on_policy.assemble import assemble

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble

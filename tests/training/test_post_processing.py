@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline import assemble_supervised as assembling

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from rl4lms_like import PPO, Sample, TextVecEnv, with_text_rollouts
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.run import resume, train_config
 from tests.conftest import REPOSITORY
@@ -45,7 +45,7 @@ def test_a_run_that_was_interrupted_in_an_update_ends_as_it_would_have(files):
     before = [json.loads(line) for line in (files / "expected_rollout_info.jsonl").read_text().splitlines()]
     assert [line["iteration"] for line in lines] == [1, 2, 3]
     for line, line_before in zip(lines, before, strict=True):
-        assert line.keys() == line_before.keys()
+        assert line.keys() >= line_before.keys()  # later versions may log more
     # The third rollout may be sampled differently on another processor; the update that is resumed has the second.
     for line, line_before in zip(lines[:2], before, strict=False):
         for key in ("rollout_info/ep_rew", "rollout_info/kl_div_mean", "rollout_info/ep_kl_rew"):

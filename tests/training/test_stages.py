@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.policies.loading import load_model
@@ -26,6 +25,7 @@ from tests.offline.preferences.preference_runs import written
 from tests.offline.supervised.test_resume import stopped
 from tests.offline.supervised.test_trainer import six_steps
 from tests.on_policy.test_best_model import Scripted
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, stop_after
 
 peft_package = pytest.importorskip("peft")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.stepping import make_vec_env, play_by_stepping
 from rl4lms_like.inference import evaluate_run, generate_texts

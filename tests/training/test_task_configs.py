@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rl4lms_like.config.notices import notices_of
-from rl4lms_like.config.run_config import RunConfig, load_config
+from rl4lms_like.config.load import load_config
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.yaml_file import read_yaml
-from rl4lms_like.run import train
+from rl4lms_like.python_api.python_run import train
 from rl4lms_like.small_models import warm_start
 from rl4lms_like.small_models.embedded import cache_folder, is_embedded
 from tests.conftest import REPOSITORY
@@ -96,6 +96,15 @@ def home(cache, monkeypatch):
     return cache
 
 
+def made_before(name):
+    """Places of a file that name what another run makes."""
+    mapping, _ = read_yaml(FOLDER / name)
+    return [
+        place for place, value in flat(mapping).items()
+        if isinstance(value, str) and value.startswith(("results/", "rl4lm_exps/"))
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch):
     """No model is loaded or made for it; what a run before it makes, or its reader downloads, is stood in for."""
@@ -103,15 +112,10 @@ def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "task_configs").symlink_to(FOLDER)
     (tmp_path / "tinystories.txt").write_text("Once upon a time there was a cat.")
-    mapping, _ = read_yaml(FOLDER / name)
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text('{"question": "1 and 1?", "answer": "#### 2"}\n' * 201)
-    made_before = [
-        place for place, value in flat(mapping).items()
-        if isinstance(value, str) and value.startswith(("results/", "rl4lm_exps/"))
-    ]  # fmt: skip
-    config = load_config(FOLDER / name, [f"{place}={json.dumps(str(tiny_gpt2_dir))}" for place in made_before])
+    config = load_config(FOLDER / name, [f"{place}={json.dumps(str(tiny_gpt2_dir))}" for place in made_before(name)])
     assert not cache_folder().exists()
     if "/tiny_" in name:
         model = config.alg.policy.args["model_name"] if isinstance(config, RunConfig) else config.alg.model_name
@@ -125,7 +129,7 @@ def test_minibatches_of_few_episodes_are_noticed_in_rl4lms_files_and_nowhere_els
     noticed = {
         name
         for name in FILES
-        for notice in notices_of(read_yaml(FOLDER / name)[0])
+        for notice in load_config(FOLDER / name, [f"{place}=gpt2" for place in made_before(name)], data=False).notices
         if notice.path == "alg.args.batch_size" and "episode" in notice.message
     }
     assert noticed and not [
@@ -197,7 +201,7 @@ def load_places(mapping, place):
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_file_trains(name, home, tmp_path):
-    batch = {} if "a2c" in name else {"alg.args.batch_size": 40}
+    batch = {} if "a2c" in name or "grpo" in name else {"alg.args.batch_size": 40}
     folder = train(FOLDER / name, base_path_to_store_results=tmp_path, overrides=overrides(FEW | batch))
     (line,) = (folder / "rollout_info.jsonl").read_text().splitlines()
     assert json.loads(line)["rollout_info/n_episodes"] >= 8
@@ -223,8 +227,9 @@ def test_the_files_of_the_algorithms_spend_the_same_tokens():
     for name in names:
         config = load_config(FOLDER / name)
         length, args = config.env.args["max_episode_length"], config.alg.args
-        assert args["n_steps"] == length and not config.env.args["terminate_on_eos"]
-        assert config.env.n_envs * args["n_steps"] * config.train_evaluation.n_iters == 51_200, name
+        n_tokens = args["n_episodes"] * length if "n_episodes" in args else args["n_steps"] * config.env.n_envs
+        assert n_tokens == length * config.env.n_envs and not config.env.args["terminate_on_eos"]
+        assert n_tokens * config.train_evaluation.n_iters == 51_200, name
 
 
 def test_reinforcement_learning_starts_from_what_the_supervised_run_leaves(home, tmp_path, monkeypatch):

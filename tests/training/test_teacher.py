@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.testing import models

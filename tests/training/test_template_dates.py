@@ -8,8 +8,8 @@ from datetime import date
 
 import pytest
 
-from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import TokenizerConfig, parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
@@ -21,6 +21,7 @@ from rl4lms_like.training.inputs import build_tokenizer
 from rl4lms_like.training.resuming.states import check_frozen
 from tests.chat_models import CHATML, MARKED, save_chat_model
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 
 TODAY = "{{ strftime_now('%d %B %Y') }} "
 DAY = "2020-02-03"

@@ -12,7 +12,7 @@ from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.policy_gradient import GRPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.binding import with_defaults
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.losses import policy_gradient
 from rl4lms_like.core.objective import Objective
 from rl4lms_like.estimates.memory import estimate_memory
@@ -90,7 +90,7 @@ def test_a_critic_that_nothing_learns_is_a_mistake(critic, registered, tiny_conf
     tiny_config["alg"]["policy"]["args"]["critic"] = critic
     with raises_at("alg.policy.args.critic"):
         parse_config(tiny_config)
-    with raises_at("critic"):
+    with raises_at("policy_kwargs.critic"):
         build(Reinforce, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"critic": critic})
 
 
@@ -114,7 +114,7 @@ def test_values_are_learned_by_a_critic(algorithm, tiny_config, tiny_gpt2_dir, t
     tiny_config["alg"]["policy"]["args"]["critic"] = "none"
     with raises_at("alg.policy.args.critic"):
         parse_config(tiny_config)
-    with raises_at("critic"):
+    with raises_at("policy_kwargs.critic"):
         build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"critic": "none"})
 
 

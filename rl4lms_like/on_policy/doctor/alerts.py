@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
-from rl4lms_like.config.doctor import DoctorConfig
+from rl4lms_like.config.run_config import DoctorConfig
 from rl4lms_like.on_policy.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
 from rl4lms_like.rollouts.rollout import EQUAL
 from rl4lms_like.training.alert import Alert
@@ -39,7 +39,8 @@ class Context:
     has_teacher: bool = False  # the KL is that to a teacher, which falls during training
     is_masked: bool = False  # a mask restricts the sampled tokens (NLPO)
     norm_reward: bool = False  # the critic is trained on rewards divided by their standard deviation
-    has_batch_size: bool = True  # the algorithm has a `batch_size`
+    minibatch_key: str | None = "batch_size"  # the argument that sets the size of minibatches, if they have one
+    rollout_key: str = "n_steps"  # the argument that sets the size of rollouts
     rl4lms_steps: int | None = None  # optimizer steps per iteration of RL4LMs with the same values
     can_end: bool = True  # responses can end before the length limit
     step_keys: str = "alg.args.learning_rate or n_epochs"  # config keys that reduce the size of updates
@@ -368,8 +369,10 @@ def small_minibatches(history: History, context: Context) -> Alert | None:
         if context.rl4lms_steps is not None:
             message += f", in RL4LMs with the same values {context.rl4lms_steps}"
 
-    advice = "Raise env.n_envs or alg.args.n_steps"
-    if context.has_batch_size:
+    advice = f"Raise env.n_envs or alg.args.{context.rollout_key}"
+    if context.minibatch_key == "minibatch_episodes":
+        advice = f"Raise alg.args.minibatch_episodes to {least} or more"
+    elif context.minibatch_key is not None:
         advice = f"Raise alg.args.batch_size (counted in tokens) to {math.ceil(least * max(lengths))} or more"
     return Alert(message, advice, {"minibatch_episodes": sizes, "limit": float(least)})
 

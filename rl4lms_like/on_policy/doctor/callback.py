@@ -19,7 +19,7 @@ from operator import itemgetter
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
-from rl4lms_like.config.cross_checks import HELD_OUT, unknown_metric
+from rl4lms_like.config.rules import HELD_OUT, unknown_metric
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
@@ -176,6 +176,14 @@ def context_of(run: AssembledRun) -> Context:
     if hasattr(arguments, "cg_damping"):
         keys_of_step = ("target_kl",)
 
+    # Advice is in the unit of the config.
+    in_episodes = getattr(arguments, "n_episodes", None)
+    minibatch_key = None
+    if getattr(arguments, "minibatch_episodes", None) is not None:
+        minibatch_key = "minibatch_episodes"
+    elif getattr(algorithm, "batch_size", None) is not None:
+        minibatch_key = "batch_size"
+
     return Context(
         limits=limits,
         max_ratio_gap=max_ratio_gap,
@@ -186,7 +194,8 @@ def context_of(run: AssembledRun) -> Context:
         has_teacher=policy.teacher_model is not None,
         is_masked=hasattr(policy, "top_mask"),
         norm_reward=run.config.alg.kl_div.norm_reward,
-        has_batch_size=getattr(algorithm, "batch_size", None) is not None,
+        minibatch_key=minibatch_key,
+        rollout_key="n_steps" if in_episodes is None else "n_episodes",
         rl4lms_steps=plan_batches(run.config).rl4lms_steps_per_iteration,
         can_end=bool(algorithm.collector.eos_token_ids) and algorithm.collector.max_episode_length > 1,
         step_keys=_keys_of(arguments, *keys_of_step),

@@ -2,9 +2,11 @@
 
     --resume RUN_FOLDER                               the newest checkpoint of the run
     --resume RUN_FOLDER/checkpoints/iteration_00020   this checkpoint
+    --change alg.args.ent_coef=0.01                   from there on with another value, which the run folder lists
 
 The config is that of the run. `--set` may change the length of the run and what it reports. Changes to what the run
-computes are refused, with a list of the differences. The command that started a run resumes it, too:
+computes are refused, with a list of the differences, unless the user accepts them (`accepted_changes`). The command
+that started a run resumes it, too:
 
     first      finished                              skipped
     first_2    unfinished, another config            skipped
@@ -20,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,8 +30,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from filelock import FileLock
 
-from rl4lms_like.config.run_config import AnyConfig, parse_config
-from rl4lms_like.config.yaml_file import apply_overrides
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import AnyConfig
+from rl4lms_like.config.yaml_file import apply_overrides, apply_values
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import code_options, trust_option
@@ -47,6 +50,14 @@ from rl4lms_like.tracking.run_folder import (
     numbered,
     to_json,
     try_hold,
+)
+from rl4lms_like.training.resuming.accepted_changes import (
+    AcceptedChange,
+    changes_until,
+    is_covered,
+    is_original,
+    is_recorded,
+    read_changes,
 )
 from rl4lms_like.training.resuming.checkpoints import (
     FOLDER,
@@ -85,6 +96,7 @@ MAY_CHANGE = (
     "train_evaluation.save_every",
     "train_evaluation.save_model",
     "train_evaluation.keep_last",
+    "train_evaluation.early_stopping",
     "train_evaluation.n_credit_episodes",
     "train_evaluation.save_rollouts",
     "train_evaluation.accept_edited_rollouts",
@@ -138,12 +150,14 @@ class Resumption:
         checkpoint: where it resumes; None = the run ended before its first iteration and is restarted.
         config: the run's config, with the overrides applied.
         lock: of the folder, if it is already acquired.
+        changes: what has changed since the run began and affects results, including what changes now.
     """
 
     run_folder: Path
     checkpoint: Path | None
     config: AnyConfig
     lock: FileLock | None = None
+    changes: tuple[AcceptedChange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,8 +191,20 @@ def hold_run(path: str | Path) -> FileLock:
     return lock
 
 
-def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
+def resumption(
+    path: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    values: Mapping[str, Any] | None = None,
+    accepted: Collection[str] = (),
+) -> Resumption:
     """Resolve `--resume PATH`, the folder of a run or of one of its checkpoints, and check its overrides.
+
+    Args:
+        path: the folder.
+        overrides: `train_evaluation.n_iters=200`, applied in order.
+        values: config path -> value that replaces that of the run, such as a function of this process.
+        accepted: config paths, of keys or blocks, whose values may differ from those of the run.
 
     Raises:
         CheckpointError: there is no such run, or its checkpoint is damaged. The message names the newest older
@@ -191,15 +217,19 @@ def resumption(path: str | Path, overrides: Sequence[str] = ()) -> Resumption:
     state = _checked(checkpoint)
 
     changed, issues = apply_overrides(mapping, overrides)
-    config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", issues=issues)
+    changed, value_issues = apply_values(changed, values or {}, "the value of")
+    config = parse_config(changed, source=f"{run_folder}/{CONFIG_FILE}", issues=issues + value_issues)
 
     # Two comparisons: the file with the checkpoint, since it may have been edited by hand; the overrides with the file.
-    before = _refuse_edited(run_folder, state, mapping)
+    recorded = read_changes(run_folder)
+    before = _refuse_edited(run_folder, state, mapping, recorded)
     source = f"the config to resume {run_folder}"
-    _refuse_another_run(before.to_dict(), config.to_dict(), source)
+    differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
+    refused = [difference for difference in differences if not is_covered(difference.path, accepted)]
+    _refuse(refused, source, hint="; to change it from here on: --change {path}=VALUE instead of --set")
     if issue := _too_short(config, state, checkpoint):
         raise ConfigError([issue], source)
-    return Resumption(run_folder, checkpoint, config)
+    return Resumption(run_folder, checkpoint, config, changes=_changes_at(state, config, recorded))
 
 
 def find_unfinished(config: AnyConfig, first: Path) -> tuple[Resumption | None, list[str]]:
@@ -248,11 +278,15 @@ def _difference(config: AnyConfig, folder: Path) -> str | None:
     """Return why the config of the run in a folder does not match, or None."""
     try:
         before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
+        recorded = read_changes(folder)
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
 
     # The stored config has no secrets: those of the command's config are masked in the same way.
     differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
+
+    # The command that started a run has the values that were changed later; it resumes the run with the new ones.
+    differences = [change for change in differences if not is_original(change.path, change.new, recorded)]
     if not differences:
         return None
 
@@ -294,10 +328,36 @@ def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | 
 
     # A damaged checkpoint or an edited config is an error, not another reason to start a new run: the user decides.
     state = _checked(checkpoint, "; --new starts a new run")
-    _refuse_edited(folder, state, own_config(folder))
+    recorded = read_changes(folder)
+    _refuse_edited(folder, state, own_config(folder), recorded)
+    config = _with_changes(_with_date_of(folder, config), recorded)
     if issue := _too_short(config, state, checkpoint):
         return f"{issue.path} is {issue.message}"
-    return Resumption(folder, checkpoint, _with_date_of(folder, config), lock)
+    return Resumption(folder, checkpoint, config, lock, _changes_at(state, config, recorded))
+
+
+def _with_changes(config: AnyConfig, recorded: Sequence[AcceptedChange]) -> AnyConfig:
+    """Return the config of a run's first command with the values that were changed since."""
+    blocks = to_json(masked(config.to_dict()))
+    values = {}
+    for change in recorded:
+        if is_original(change.path, at(blocks, change.path), recorded):
+            values[change.path] = change.new  # of several changes the last
+    if not values:
+        return config
+    changed, _ = apply_values(config.to_dict(), values, "")
+    return parse_config(changed, source="the config with the accepted changes")
+
+
+def _changes_at(
+    state: TrainingState, config: AnyConfig, recorded: Sequence[AcceptedChange]
+) -> tuple[AcceptedChange, ...]:
+    """Return the changes of a run that resumes from a checkpoint with this config: earlier ones, and those of now."""
+    n_done = state.numbers["trainer"]["iteration"]
+    before = state.numbers["config"]
+    changes = changes_until(n_done, before, recorded)
+    differences = other_computations(before, to_json(masked(config.to_dict())))
+    return (*changes, *(AcceptedChange(n_done, change.path, change.old, change.new) for change in differences))
 
 
 def _with_date_of(folder: Path, config: ConfigT) -> ConfigT:
@@ -425,7 +485,7 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
             elif schedule is None:
                 schedule = "linear"  # transformers' own default
 
-        may_change = path in MAY_CHANGE or path.partition(".")[0] in MAY_CHANGE
+        may_change = any(path == key or path.startswith(f"{key}.") for key in MAY_CHANGE)
         if schedule is not None or not may_change:
             differences.append(Difference(path, old, new, schedule))
     return differences
@@ -482,24 +542,33 @@ def own_config(run_folder: Path) -> dict[str, Any]:
     return mapping
 
 
-def _refuse_edited(run_folder: Path, state: TrainingState, mapping: Mapping[str, Any]) -> AnyConfig:
-    """Return a run's parsed `config.json`; raise a `ConfigError` if it differs from the config in the checkpoint."""
+def _refuse_edited(
+    run_folder: Path, state: TrainingState, mapping: Mapping[str, Any], recorded: Sequence[AcceptedChange]
+) -> AnyConfig:
+    """Return a run's parsed `config.json`; raise a `ConfigError` if it differs from the config in the checkpoint.
+
+    Changes that the run has recorded since the checkpoint are no such difference.
+    """
     before = parse_config(mapping, source=f"{run_folder}/{CONFIG_FILE}")
     source = f"{run_folder}: its {CONFIG_FILE} was changed"
-    _refuse_another_run(state.numbers["config"], to_json(before.to_dict()), source)
+    differences = other_computations(state.numbers["config"], to_json(before.to_dict()))
+    _refuse([change for change in differences if not is_recorded(change.path, change.new, recorded)], source)
     return before
 
 
-def _refuse_another_run(before: Mapping[str, Any], after: Mapping[str, Any], source: str) -> None:
-    """Raise a `ConfigError` with every difference that changes what the run computes."""
+def _refuse(differences: Sequence[Difference], source: str, hint: str = "") -> None:
+    """Raise a `ConfigError` with every difference that changes what the run computes.
+
+    Each message ends with the hint, in which `{path}` is the difference's.
+    """
     issues = []
-    for difference in other_computations(before, after):
+    for difference in differences:
         if difference.schedule is not None:
             message = f"{_follows_length(difference.schedule)}, so its length cannot change"
         else:
             values = f"{shown(difference.old)} in the run, {shown(difference.new)} now"
             message = f"{values}; it affects results and cannot change on resuming"
-        issues.append(ConfigIssue(difference.path, message))
+        issues.append(ConfigIssue(difference.path, message + hint.format(path=difference.path)))
     if issues:
         raise ConfigError(issues, source)
 

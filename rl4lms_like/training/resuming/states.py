@@ -22,6 +22,7 @@ from rl4lms_like.policies.sharding import like, whole
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
+LEARNED_TURNS = "learned messages of the prompts"
 _SAMPLES = "samples of the data pool"
 
 
@@ -133,7 +134,7 @@ def check_frozen(digests: Mapping[str, str], saved: Mapping[str, str], tokenizer
         tokenizer: block of the resumed run.
     """
     for description, digest in digests.items():
-        if saved[description] == digest:
+        if saved.get(description) == digest:
             continue
 
         # Runs of older versions have not stored the day that their template has written into the prompts.

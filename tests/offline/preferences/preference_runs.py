@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.run import train_config
 
 OBJECTIVES = ("reward_model", "dpo", "ipo", "kto", "orpo", "simpo")

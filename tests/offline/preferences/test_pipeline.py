@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.catalogue import table_rows
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import PreferenceConfig, load_config, parse_config
+from rl4lms_like.config.load import load_config, parse_config
+from rl4lms_like.config.run_config import PreferenceConfig
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.pipeline import VISIBLE, load_pipeline, parse_pipeline
@@ -28,6 +28,7 @@ from rl4lms_like.system.schema import at, signature_of
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at
 from tests.offline.preferences.preference_runs import PAIRS, lines, written
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError
 
 datasets = pytest.importorskip("datasets")

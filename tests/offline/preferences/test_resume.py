@@ -8,12 +8,12 @@ import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.offline.preference_objectives import REFERENCE_FILE, ReferenceObjective
 from rl4lms_like.run import resume
 from rl4lms_like.system.errors import CheckpointError
 from tests.offline.preferences.preference_runs import blocks, run, written
 from tests.offline.supervised.test_resume import stopped
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError
 
 

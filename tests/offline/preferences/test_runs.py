@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.catalogue import description
-from rl4lms_like.config.run_config import load_config, parse_config
+from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.inference import evaluate_run
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.preview import preview

@@ -1,13 +1,18 @@
 """Prompts and references as ids: the border between them, the end, and what does not fit."""
 
+import itertools
+from dataclasses import replace
+
 import pytest
 import torch
 
+from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
+from tests.chat_models import CHATML, MARKED, chat_tokenizer
 from tests.tokenizer_families import CAUSAL
 
 
@@ -110,6 +115,44 @@ def test_a_reference_that_does_not_fit_is_cut_and_has_no_end(tokenizer):
     examples = encoder(tokenizer, max_length=6, is_encoder_decoder=True).encode([sample])
     assert len(examples.rows[0]["labels"]) == 6 and examples.n_cut_references == 1
     assert examples.n_shorter_prompts == 0
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "llama"])
+def test_every_token_of_a_text_without_a_prompt_is_learned_once(kind):
+    tokenizer = CAUSAL[kind]()
+    text = "The sea is blue, and the sky is too."
+    end = tokenizer.eos_token_id
+    (whole,) = encoder(tokenizer, end_token_id=end).encode([Sample("0", "", [text], learned="text")]).rows
+    tokens = whole["input_ids"]
+    assert tokens[-1] == end and tokenizer.decode(tokens, skip_special_tokens=True) == text
+    assert learned(whole) == tokens[1:]
+
+    for length in (2, 3, 5, len(tokens)):
+        cut = encoder(tokenizer, end_token_id=end, block_length=length)
+        examples = cut.encode([Sample("0", "", [text], learned="text"), Sample("1", "", [text], learned="text")])
+        blocks = [row["input_ids"] for row in examples.rows]
+        assert all(2 <= len(block) <= length for block in blocks)
+        assert [token for row in examples.rows for token in learned(row)] == 2 * tokens[1:]
+        assert all(first[-1] == second[0] for first, second in itertools.pairwise(blocks[: len(blocks) // 2]))
+        assert examples.n_texts == 2
+
+
+def test_a_seq2seq_model_has_nothing_to_read_of_a_text(tokenizer):
+    with pytest.raises(DataPoolError, match="only causal models learn"):
+        encoder(tokenizer, is_encoder_decoder=True).encode([Sample("0", "", ["Blue."], learned="text")])
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_of_a_dialogue_the_response_alone_is_learned_or_all_messages_of_the_assistant(template):
+    tokenizer = chat_tokenizer(template)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    sample = ChatTemplate(tokenizer).with_rendered_prompt(Sample.of_messages("0", turns, ["d"]))
+    texts = {}
+    for kind in ("response", "conversation"):
+        (row,) = encoder(tokenizer).encode([replace(sample, learned=kind)]).rows
+        texts[kind] = tokenizer.decode(learned(row))
+    assert "b" not in texts["response"] and "d" in texts["response"]
+    assert texts["conversation"].endswith(texts["response"]) and "b" in texts["conversation"]
 
 
 def test_the_collator_pads_what_is_not_learned():

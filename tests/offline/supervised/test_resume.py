@@ -10,8 +10,7 @@ import signal
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline import trainer as supervised
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
 from rl4lms_like.run import resume, train_config
@@ -21,6 +20,7 @@ from rl4lms_like.training.resuming.resume import find_unfinished
 from tests.config_errors import raises_at
 from tests.offline.supervised.test_trainer import six_steps
 from tests.on_policy.test_best_model import Scripted
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError
 
 SCRIPTED = {"metrics": [{"id": f"{Scripted.__module__}:Scripted"}], "eval_batch_size": 4}
@@ -30,7 +30,9 @@ BEST = {"load_best_model_at_end": True, "metric_for_best_model": "test/scripted"
 def blocks(kind, model, evaluation=None, alg=None, **arguments):
     """Six steps in two epochs, as in `test_supervised`, with a checkpoint every two and a loss logged every three."""
     made = six_steps(kind, model)
-    made["alg"]["training_args"] |= {"save_steps": 2, "logging_steps": 3} | arguments
+    training = {"save_steps": 2, "logging_steps": 3} | arguments
+    training = {"eval_steps": training["logging_steps"]} | training
+    made["alg"]["training_args"] |= training
     made["alg"] |= alg or {}
     made["train_evaluation"] |= evaluation or {}
     return made
@@ -162,6 +164,8 @@ def test_activations_may_be_made_anew_from_some_step_on_and_that_is_said(whole, 
 
 
 VARIANTS = {
+    "evaluated after each epoch": {"eval_steps": None, "save_steps": 3},
+    "evaluated and saved by epoch": {"eval_steps": None, "save_strategy": "epoch"},
     "adapters": {"alg": {"peft": {"r": 2, "lora_dropout": 0.1}}},
     "saved by epoch": {"save_strategy": "epoch"},
     "evaluated at the start": {"eval_on_start": True, "logging_steps": 2},

@@ -14,16 +14,20 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainingArguments
 
 from rl4lms_like.catalogue import description
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.assemble_supervised import assemble_supervised, learns_response_of_dialogues
+from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.preview import preview
 from rl4lms_like.run import train_config
-from rl4lms_like.system.errors import DataPoolError, MetricError, ModelError, RL4LMsLikeError
+from rl4lms_like.system.errors import CheckpointError, DataPoolError, MetricError, ModelError, RL4LMsLikeError
+from rl4lms_like.testing.models import make_causal_lm, save_model
+from rl4lms_like.training.resuming.states import LEARNED_TURNS, check_frozen, frozen_digests
+from tests.chat_models import chat_tokenizer
 from tests.config_errors import raises_at
 from tests.configs import supervised_blocks
 
@@ -114,7 +118,7 @@ def six_steps(kind, model_dir):
             "model_type": kind,
             "model_name": name,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8, "post_processing_fn": None},
-            "training_args": {"num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2},
+            "training_args": {"num_train_epochs": 2, "learning_rate": 1e-2, "logging_steps": 2, "eval_steps": 2},
         },
         "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": f"{__name__}:Right"}]},
     })  # fmt: skip
@@ -548,7 +552,7 @@ def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, t
 
 @causal
 def test_what_transformers_refuses_is_a_mistake_in_the_config(blocks):
-    blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "save_strategy": "epoch"}
+    blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_steps": 3}
     with raises_at("alg.training_args", mentions="load_best_model_at_end"):
         make_training_arguments(parse_config(blocks), "out")
 
@@ -584,10 +588,56 @@ def test_the_defaults_are_those_of_rl4lms_without_their_traps():
     config = parse_config(supervised_blocks())
     arguments = make_training_arguments(config, "out")
     assert (arguments.output_dir, arguments.seed, arguments.report_to) == ("out", 0, [])
-    assert (arguments.eval_strategy, arguments.eval_steps) == ("steps", arguments.logging_steps)
+    assert arguments.eval_strategy == "epoch"
     assert arguments.save_strategy == "steps" and not arguments.save_only_model
     assert arguments.learning_rate == 1e-5 and not arguments.bf16
     assert make_training_arguments(config, "out", has_val=False).eval_strategy == "no"
+
+
+@pytest.mark.parametrize(
+    ("given", "strategy"),
+    [
+        ({}, "epoch"),
+        ({"logging_steps": 3}, "epoch"),
+        ({"eval_steps": 3}, "steps"),
+        ({"eval_strategy": "no"}, "no"),
+        ({"eval_strategy": "steps", "logging_steps": 3}, "steps"),
+        ({"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_strategy": "steps"}, "steps"),
+        ({"load_best_model_at_end": True, "metric_for_best_model": "loss"}, "epoch"),
+    ],
+)
+def test_val_is_evaluated_after_each_epoch_unless_something_else_is_asked_for(given, strategy):
+    blocks = supervised_blocks()
+    blocks["alg"]["training_args"] = given
+    assert make_training_arguments(parse_config(blocks), "out").eval_strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("given", "n_examples", "interval"),
+    [
+        ({}, 8, 1),
+        ({"per_device_train_batch_size": 2, "num_train_epochs": 4}, 100, 20),
+        ({"max_steps": 70}, 100_000, 7),
+        ({}, 1_000_000, 500),
+        ({"logging_steps": 3}, 8, 3),
+        ({"logging_strategy": "epoch"}, 8, 500),
+    ],
+)
+def test_short_runs_log_ten_losses_and_long_ones_every_500_steps(given, n_examples, interval):
+    blocks = supervised_blocks()
+    blocks["alg"]["training_args"] = {"num_train_epochs": 1, **given}
+    arguments = make_training_arguments(parse_config(blocks), "out", n_examples=n_examples)
+    assert arguments.logging_steps == interval
+
+
+def test_a_short_run_logs_its_losses_and_one_evaluation_per_epoch(blocks, tmp_path):
+    blocks["alg"]["training_args"] = {"num_train_epochs": 3, "learning_rate": 1e-2}
+    folder = run(blocks, tmp_path)
+    logged = lines(folder / "training_info.jsonl")
+    assert len(logged) == 9, "9 steps of 8 examples, the loss in the line of the evaluation"
+    assert logged[-1]["supervised/loss"] < logged[0]["supervised/loss"]
+    assert [line["supervised/epoch"] for line in logged if "supervised/val_loss" in line] == [1, 2, 3]
+    assert [line["epoch"] for line in lines(folder / "val_split_metrics.jsonl")] == [0, 1, 2, 3]
 
 
 def test_the_check_tells_examples_and_steps(blocks):
@@ -597,6 +647,46 @@ def test_the_check_tells_examples_and_steps(blocks):
     blocks["alg"]["training_args"]["nonsense"] = 1
     with raises_at("alg.training_args.nonsense"):
         list(preview(parse_config(blocks)))
+
+
+@causal
+def test_texts_without_prompts_are_learned_in_blocks(blocks, tmp_path):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "The sea is blue and the sun is gold"}\n' * 9, encoding="utf-8")
+    blocks["datapool"] = {"id": "jsonl", "args": {"path": str(texts)}}
+    blocks["alg"]["block_length"] = 4
+    blocks["train_evaluation"]["metrics"] = []
+    with pytest.raises(DataPoolError, match=r"generate: false evaluates the loss alone"):
+        assemble_supervised(parse_config(blocks))
+
+    blocks["train_evaluation"]["generate"] = False
+    shown = "\n".join(preview(parse_config(blocks)))
+    n_blocks = len(assemble_supervised(parse_config(blocks)).examples["train"].rows)
+    assert f"about {n_blocks} blocks of 7 texts" in shown and n_blocks > 7
+    folder = run(blocks, tmp_path)
+    losses = [
+        line["supervised/val_loss"] for line in lines(folder / "training_info.jsonl") if "supervised/val_loss" in line
+    ]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@causal
+def test_a_run_of_an_earlier_version_that_learned_more_of_its_dialogues_is_not_continued(blocks, tmp_path):
+    dialogue = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("user", "c"))]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt": dialogue, "completion": [{"role": "assistant", "content": "d"}]}) + "\n")
+    tokenizer = chat_tokenizer()
+    model = save_model(tmp_path / "model", make_causal_lm("gpt2", tokenizer, n_positions=128), tokenizer)
+    blocks["tokenizer"] |= {"model_name": str(model), "chat_template": True, "max_length": 32}
+    blocks["alg"]["model_name"] = str(model)
+    blocks["datapool"] = {"id": "jsonl", "args": {"data_files": dict.fromkeys(("train", "val", "test"), str(rows))}}
+    blocks["train_evaluation"]["metrics"] = []
+    assembled = assemble_supervised(parse_config(blocks))
+    assert learns_response_of_dialogues(assembled)
+
+    of_before = frozen_digests(assembled.model, trained(assembled.model), assembled.samples)
+    with pytest.raises(CheckpointError, match="learned messages of the prompts"):
+        check_frozen({**of_before, LEARNED_TURNS: "none"}, of_before, assembled.config.tokenizer)
 
 
 def test_its_block_can_be_shown():

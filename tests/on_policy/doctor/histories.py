@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rl4lms_like.config.doctor import DoctorConfig
+from rl4lms_like.config.run_config import DoctorConfig
 from rl4lms_like.on_policy.doctor.alerts import Context
 from rl4lms_like.on_policy.doctor.diagnostics import History
 

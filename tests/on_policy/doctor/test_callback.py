@@ -10,10 +10,9 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.ppo import PPO
-from rl4lms_like.config.doctor import DoctorConfig
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import DoctorConfig
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.on_policy.doctor.alerts import ALERTS
@@ -25,6 +24,7 @@ from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.evaluation import Evaluation
 from rl4lms_like.training.resuming.resume import resumption
 from tests.config_errors import raises_at
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_interruption import After, at_minibatch
 from tests.training.resuming.test_interruption import stopped as interrupted
 from tests.training.resuming.test_resume import StoppedError, stop_after

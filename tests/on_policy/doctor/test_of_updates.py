@@ -161,6 +161,6 @@ def test_minibatches_of_few_episodes_are_reported_with_the_size_that_holds_enoug
     assert found.evidence == {"minibatch_episodes": [2.0, 1.5, 1.0], "limit": 4.0}
     assert "150 optimizer steps, in RL4LMs with the same values 100" in found.message
     assert "alg.args.batch_size" in found.advice and "192" in found.advice
-    assert "env.n_envs" in alerts.small_minibatches(small, context(has_batch_size=False)).advice
+    assert "env.n_envs" in alerts.small_minibatches(small, context(minibatch_key=None)).advice
     assert alerts.small_minibatches(history(minibatch_episodes=[2.0, 4.0, 1.0]), context()) is None
     assert alerts.small_minibatches(history(minibatch_episodes=[None] * 3), context()) is None, "not logged"

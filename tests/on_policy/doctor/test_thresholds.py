@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.catalogue import table_rows
-from rl4lms_like.config.doctor import DoctorConfig, HeldOutConfig
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.run_config import DoctorConfig, HeldOutConfig
 from rl4lms_like.on_policy.doctor import alerts
 from tests.config_errors import raises_at
 from tests.on_policy.doctor.histories import context, history

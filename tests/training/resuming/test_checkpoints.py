@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction
@@ -262,7 +262,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest
 
 
 def test_a_stop_while_the_model_is_saved_leaves_no_half_of_it(run, monkeypatch):
-    def half(self, folder, tokenizer):
+    def half(self, folder, tokenizer, *, eos_token_ids):
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
         raise KeyboardInterrupt

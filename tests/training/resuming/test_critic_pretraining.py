@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
 from rl4lms_like.cli import main
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.run import resume
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, blocks, started
 
 PRETRAIN = {"max_rollouts": 3, "patience": 3, "n_epochs": 2}

@@ -12,12 +12,12 @@ import sys
 
 import pytest
 
-from benchmarks.killed_runs import files_of
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.run import train_config
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
 from tests.conftest import REPOSITORY
+from tests.robustness.killed_runs import files_of
 
 resource = pytest.importorskip("resource", reason="limits on files are Unix's")
 

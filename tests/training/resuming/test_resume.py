@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.rewards.base import RewardFunction
@@ -31,6 +30,7 @@ from rl4lms_like.training.resuming.resume import MAY_CHANGE, resumption, roundin
 from tests.config_errors import raises_at
 from tests.conftest import REPOSITORY
 from tests.forked import forked
+from tests.robustness.killed_runs import files_of
 
 ALGORITHMS = {
     "ppo": {"n_steps": 10, "batch_size": 40, "n_epochs": 2, "learning_rate": 1e-3},
@@ -184,6 +184,21 @@ def test_success_rates_of_prompts_go_on(tmp_path, monkeypatch, tiny_gpt2_dir):
     assert all(sum(of_bins) == pytest.approx(1) for of_bins in fractions) and fractions[0] != fractions[-1]
 
 
+@pytest.mark.parametrize("during", ["rollout", "files"])
+def test_passes_over_the_prompts_go_on(during, tmp_path, monkeypatch, tiny_gpt2_dir):
+    mapping = blocks("causal", tiny_gpt2_dir, "ppo")
+    mapping["datapool"]["sampler"] = {"id": "shuffled"}
+    mapping["alg"] |= {"id": "grpo", "args": {"n_episodes": 16, "group_size": 4, "learning_rate": 1e-3}}
+    expected = started(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 3, during)
+        started(mapping, tmp_path, "stopped")
+    assert files_of(resume(tmp_path / "rl4lm_exps" / "stopped", quiet=True)) == files_of(expected)
+    rollouts = [json.loads(line) for line in (expected / "rollout_info.jsonl").read_text().splitlines()]
+    n_passes = [line["rollout_info/sampler/n_passes"] for line in rollouts]
+    assert n_passes == pytest.approx([4 * iteration / 30 for iteration in range(1, N_ITERS + 1)])
+
+
 @pytest.mark.parametrize("vec_env", ["dummy", "subproc"])
 def test_environments_that_step_go_on_with_their_prompts(vec_env, whole, tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
@@ -216,6 +231,7 @@ def test_adapters_shared_critics_and_other_options_go_on_too(tmp_path, monkeypat
     mapping["alg"]["policy"]["args"] |= {"peft": {"r": 2}, "critic": "shared", "mask_ema": 0.5}
     mapping["alg"]["args"] = ALGORITHMS["nlpo"] | {
         "learning_rate_schedule": "cosine",
+        "warmup_iterations": 4,
         "length_sorted_minibatches": True,
     }
     expected = started(mapping, tmp_path, "whole")

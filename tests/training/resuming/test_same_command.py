@@ -10,10 +10,9 @@ import sys
 
 import pytest
 
-from benchmarks.killed_runs import files_of
 from rl4lms_like import run as running
 from rl4lms_like.cli import main
-from rl4lms_like.config.run_config import parse_config
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.on_policy.resume_point import ResumePoint
 from rl4lms_like.run import resume, train_config
@@ -22,6 +21,7 @@ from rl4lms_like.tracking.run_folder import FINISHED_FILE, hold
 from rl4lms_like.training.resuming.resume import find_unfinished
 from tests.conftest import REPOSITORY
 from tests.forked import forked
+from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, blocks, started, stop_after
 
 FEW = {"train_evaluation": {"eval_batch_size": 6, "n_iters": 3, "eval_every": 9, "save_every": 1, "metrics": []}}

@@ -1,0 +1,119 @@
+"""Functions in place of components: what a config made in Python, or an import path in a file, may have as a reward.
+
+    reward_fn: score                              {id: python, args: {function: score}}
+    reward_fn: [score, (brevity, 0.5)]            {id: combine, args: {rewards: [...]}}
+    reward_fn: {id: my_rewards:score}             {id: python, args: {function: my_rewards:score}}
+    metrics: [score]                              [{id: python, args: {function: score}}]
+
+The blocks on the right are what is checked and written to `config.json`. Objects that were built in Python become
+blocks with the id `object`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rl4lms_like.metrics import METRICS
+from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rewards.base import RewardPart
+from rl4lms_like.rewards.python_function import is_function, part_block, reward_block
+from rl4lms_like.scoring.python_function import scores_text
+from rl4lms_like.system.errors import ConfigIssue
+from rl4lms_like.system.functions import NamedFunction, short_name
+from rl4lms_like.system.import_paths import imported
+from rl4lms_like.system.registry import Registry
+
+
+def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[dict[str, Any], list[ConfigIssue]]:
+    """Return a raw mapping with blocks in place of functions and objects, and the errors in them.
+
+    Args:
+        mapping: the blocks of a run.
+        imports: look up ids that are import paths, which may name functions.
+    """
+    blocks = dict(mapping)
+    issues = []
+    if blocks.get("reward_fn") is not None:
+        try:
+            blocks["reward_fn"] = reward_config(blocks["reward_fn"], imports=imports)
+        except ValueError as error:
+            issues.append(ConfigIssue("reward_fn", str(error)))
+
+    evaluation = blocks.get("train_evaluation")
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), list | tuple):
+        metric_blocks = []
+        for index, metric in enumerate(evaluation["metrics"]):
+            try:
+                metric_blocks.append(metric_config(metric, imports=imports))
+            except ValueError as error:
+                issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", str(error)))
+        blocks["train_evaluation"] = {**evaluation, "metrics": metric_blocks}
+    return blocks, issues
+
+
+def reward_config(value: Any, *, imports: bool = True) -> Any:
+    """Return the block of a reward; see `reward_block` for functions, lists of them and objects.
+
+    What a file may have is returned as it is, unless it names a function.
+    """
+    if isinstance(value, list | tuple):
+        is_of_python = any(callable(item) or isinstance(item, tuple | RewardPart) for item in value)
+        return reward_block(value) if is_of_python else value
+    if isinstance(value, str):
+        block = _of_import_path({"id": value}, REWARDS) if imports else None
+        return block if block and block["id"] != value else value
+    block = reward_block(value)
+    return _of_import_path(block, REWARDS) if imports else block
+
+
+def part_config(value: Any) -> Any:
+    """Return the block of one of several rewards; that of a function or an object has its name."""
+    block = reward_config(value if isinstance(value, str | list) else part_block(value))
+    id = value.get("id") if isinstance(value, Mapping) else value
+    if isinstance(block, Mapping) and isinstance(id, str) and block["id"] != id:  # the import path of a function
+        return {"name": short_name(id), **block}
+    return block
+
+
+def metric_config(value: Any, *, imports: bool = True) -> Any:
+    """Return the block of a metric: a function, an object, or a block whose `id` may be a function.
+
+    Raises:
+        ValueError: it is a class.
+    """
+    if isinstance(value, BaseMetric):
+        return {"id": "object", "args": {"object": NamedFunction(value)}}
+    if is_function(value) or inspect.isclass(value):
+        return {"id": "python", "args": {"function": NamedFunction(value)}}
+    if isinstance(value, Mapping) and not isinstance(value.get("id"), str) and callable(value.get("id")):
+        args = {"function": NamedFunction(value["id"])}
+        if value.get("args"):
+            args["kwargs"] = value["args"]
+        return {**value, "id": "python", "args": args}
+    return _of_import_path(value, METRICS) if imports else value
+
+
+def _of_import_path(block: Any, registry: Registry) -> Any:
+    """Return the block of a function if the id of a block is the import path of one; otherwise the block."""
+    id = block.get("id") if isinstance(block, Mapping) else None
+    if not isinstance(id, str) or ":" not in id or id in registry:
+        return block
+
+    # What cannot be imported is reported where components are bound, with the path of the id.
+    try:
+        target = imported(id)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return block
+    # Any other function is refused where components are bound: a config may not have it called.
+    if inspect.isclass(target) or not scores_text(target):
+        return block
+
+    args = {"function": id}
+    if block.get("args"):
+        args["kwargs"] = block["args"]
+    return {**block, "id": "python", "args": args}

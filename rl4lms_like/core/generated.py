@@ -1,0 +1,42 @@
+"""A generated response with the sample of its prompt: what rewards and metrics may read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rl4lms_like.core.sample import Sample
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """Response to the prompt of a sample.
+
+    Args:
+        sample: prompt, references and `meta_data`.
+        text: text of the response.
+        prompt_ids: token ids of the prompt `[prompt_length]`, truncated, not padded; None if only texts are known.
+        response_ids: token ids of the response `[response_length]`; None if only texts are known.
+    """
+
+    sample: Sample
+    text: str
+    prompt_ids: np.ndarray | None = None
+    response_ids: np.ndarray | None = None
+
+
+def of_texts(
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    references: Sequence[Sequence[str]],
+    meta_infos: Sequence[dict[str, Any] | None] | None,
+) -> list[Generated]:
+    """Return responses of which only the texts are known; all arguments have length `n`."""
+    responses = []
+    for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        meta_info = None if meta_infos is None else meta_infos[index]
+        responses.append(Generated(Sample(str(index), prompt, list(references[index]), meta_info), text))
+    return responses

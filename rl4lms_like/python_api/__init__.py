@@ -1,0 +1,1 @@
+"""One class for a run in Python: what is given to it becomes the config that a YAML file would have."""

@@ -1,0 +1,333 @@
+"""Blocks of a config from what is given to `Run` as objects.
+
+model         name, folder, loaded model        names of model and tokenizer
+prompts       texts, conversations, rows, pool  datapool: {id: jsonl, args: {data_files: ...}}
+data          rows with preferences             datapool: {id: preferences, args: {data_files: ...}}
+reward        function, list, object, id        reward_fn: {id, args}
+metrics       functions, objects, ids           train_evaluation.metrics
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.formats import recognised
+from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.python_api.argument_names import SOURCE
+from rl4lms_like.python_api.cached import cached_model, cached_rows, cached_tokenizer
+from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.wording import excerpt
+
+SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
+"""Names of splits in a dictionary -> this library's."""
+
+PROMPT = "prompt"
+MESSAGES = "messages"
+REFERENCES = ("references", "reference", "completion")
+"""Columns with references, in this order, unless `reference_column` names another one."""
+
+ENTRY = "a text, a list of messages with role and content, or a dictionary of columns"
+
+
+def argument_error(argument: str, message: str) -> ConfigError:
+    """Return an error about one argument of `Run`."""
+    return ConfigError([ConfigIssue(argument, message)], SOURCE)
+
+
+# --- model --------------------------------------------------------------------------------------------------------
+
+
+def model_names(model: Any, tokenizer: Any) -> tuple[str, str]:
+    """Return names or folders of model and tokenizer; loaded ones are written to the cache.
+
+    Raises:
+        ConfigError: one of them is missing, or cannot be trained.
+    """
+    tokenizer = os.fspath(tokenizer) if isinstance(tokenizer, os.PathLike) else tokenizer
+    if tokenizer is not None and not isinstance(tokenizer, str) and not hasattr(tokenizer, "save_pretrained"):
+        raise argument_error("tokenizer", f"expected a name, a folder or a loaded tokenizer, got {excerpt(tokenizer)}")
+
+    if isinstance(model, str | os.PathLike):
+        name = os.fspath(model)
+        if tokenizer is None:
+            return name, name
+        return name, tokenizer if isinstance(tokenizer, str) else str(cached_tokenizer(tokenizer))
+    if model is None:
+        raise argument_error("model", "missing; expected the name or folder of a model, or a loaded model")
+
+    _check_loaded(model)
+    if tokenizer is None:
+        raise argument_error("tokenizer", "missing; a loaded model needs its tokenizer: Run(model, ..., tokenizer=...)")
+    if isinstance(tokenizer, str):
+        from rl4lms_like.policies.loading import load_tokenizer
+
+        return str(cached_model(model, load_tokenizer(tokenizer))), tokenizer
+    folder = str(cached_model(model, tokenizer))
+    return folder, folder
+
+
+def _check_loaded(model: Any) -> None:
+    """Raise a `ConfigError` for a loaded object that is no model, or whose weights are not those of a checkpoint."""
+    from transformers import PreTrainedModel
+
+    kind = type(model)
+    is_wrapped = any(base.__module__.partition(".")[0] == "peft" for base in kind.__mro__)
+    if is_wrapped or getattr(model, "_hf_peft_config_loaded", False):
+        way_out = "give its merge_and_unload(), or the base model with peft={'r': 8} for new adapters"
+        raise argument_error("model", f"a {kind.__name__} with adapters of PEFT cannot be trained: {way_out}")
+    if not isinstance(model, PreTrainedModel):
+        raise argument_error("model", f"expected a name, a folder or a loaded PreTrainedModel, got a {kind.__name__}")
+    if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
+        way_out = "load it without quantization_config; dtype='bfloat16' and peft={'r': 8} need less memory"
+        raise argument_error("model", f"a quantised model cannot be trained: {way_out}")
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+def data_block(
+    data: Any, eval_data: Any, argument: str, columns: Mapping[str, Any], *, is_preference: bool, is_rl: bool
+) -> dict[str, Any]:
+    """Return the `datapool` block of prompts or of texts to learn from.
+
+    Args:
+        data: the id or block of a data pool, or rows; also of several splits by name.
+        eval_data: rows of the split `val`.
+        argument: name of the argument with the data, for errors.
+        columns: settings that name columns.
+        is_preference: the rows are preferences.
+        is_rl: the rows are prompts for rollouts.
+
+    Raises:
+        ConfigError: this is no data, or has values that cannot be written.
+    """
+    if data is None:
+        raise argument_error(argument, f"missing; expected a list of entries, each {ENTRY}; or the id of a data pool")
+    if isinstance(data, str | os.PathLike) or _is_block(data):
+        if eval_data is not None:
+            raise argument_error(
+                f"eval_{argument}", f"is for rows; the data pool given as {argument} has its own splits"
+            )
+        return _named_pool(data, argument)
+
+    rows_by_split = {split: _rows(rows, argument) for split, rows in _splits(data, argument).items()}
+    if eval_data is not None:
+        if "val" in rows_by_split:
+            raise argument_error(f"eval_{argument}", f"is given twice: {argument} has a split for it; keep one of them")
+        rows_by_split["val"] = _rows(eval_data, f"eval_{argument}")
+    if "train" not in rows_by_split:
+        raise argument_error(argument, f"has no split 'train'; it has {', '.join(rows_by_split)}")
+
+    # A split without a file is empty, which a config has to say.
+    files: dict[str, str | None] = {}
+    names = dict.fromkeys(rows_by_split["train"][0] if rows_by_split["train"] else ())
+    for split in SPLITS:
+        rows = rows_by_split.get(split)
+        if rows is None:
+            files[split] = None
+            continue
+        where = f"eval_{argument}" if split == "val" and eval_data is not None else argument
+        if not rows:
+            raise argument_error(where, "is empty; expected at least one entry")
+        _check_columns(rows, where, set(names))
+        files[split] = str(cached_rows(rows, where))
+
+    if is_preference:
+        return {"id": "preferences", "args": {"data_files": files} | _preference_columns(names, columns)}
+    arguments = _prompt_columns(rows_by_split["train"][0], list(names), argument, columns, is_rl=is_rl)
+    return {"id": "jsonl", "args": {"data_files": files} | arguments}
+
+
+def _check_columns(rows: Sequence[Mapping[str, Any]], argument: str, names: set[str]) -> None:
+    """Raise a `ConfigError` if a row lacks a column of the first training row, or has a further one."""
+    for index, row in enumerate(rows):
+        if set(row) != names:
+            name = sorted(names ^ set(row))[0]
+            has = "has no column" if name in names else "has the column"
+            other = "which other entries have" if name in names else "which other entries lack"
+            raise argument_error(argument, f"entry {index} {has} {name!r}, {other}; None is an empty cell")
+
+
+def _is_block(data: Any) -> bool:
+    return isinstance(data, Mapping) and isinstance(data.get("id"), str) and {"id", "args", "sampler"}.issuperset(data)
+
+
+def _named_pool(data: Any, argument: str) -> dict[str, Any]:
+    """Return the block of a data pool that is given by its id or as a block."""
+    if isinstance(data, Mapping):
+        return dict(data)
+    name = os.fspath(data)
+    if Path(name).is_file():
+        block = f"{{'id': 'jsonl', 'args': {{'path': {name!r}, 'prompt_column': 'prompt'}}}}"
+        raise argument_error(argument, f"{name!r} is a file; give the data pool that reads it: {argument}={block}")
+    if name in DATA_POOLS or ":" in name:
+        return {"id": name}
+    raise argument_error(
+        argument, f"{DATA_POOLS.unknown(name)}. A single text is a list too: {argument}=[{name!r:.40}]"
+    )
+
+
+def _splits(data: Any, argument: str) -> dict[str, Any]:
+    """Return data by split; data that are not a dictionary are the split `train`."""
+    if not isinstance(data, Mapping):
+        return {"train": data}
+    unknown = [key for key in data if key not in SPLIT_NAMES]
+    if unknown:
+        known = "train, validation, test"
+        message = f"a dictionary has the splits {known} as keys, got {excerpt(unknown[0])}; one row is a list of one"
+        raise argument_error(argument, message)
+    return {SPLIT_NAMES[key]: rows for key, rows in data.items()}
+
+
+def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
+    """Return the rows of data as dictionaries of columns."""
+    if isinstance(data, TextGenPool):
+        return _rows_of_pool(data, argument)
+
+    # A DataFrame iterates over the names of its columns, and has NaN in place of what is missing.
+    if hasattr(data, "columns") and hasattr(data, "to_dict"):
+        frame = data.astype(object)
+        data = frame.where(frame.notna(), None).to_dict("records")
+    if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
+        raise argument_error(argument, f"expected a list of entries, each {ENTRY}; got {excerpt(data)}")
+
+    rows = []
+    for index, entry in enumerate(data):
+        if isinstance(entry, str) or is_conversation(entry):
+            rows.append({PROMPT: entry})
+        elif isinstance(entry, Sample):
+            rows.append(_row_of_sample(entry))
+        elif isinstance(entry, Mapping) and entry and all(isinstance(name, str) for name in entry):
+            rows.append(dict(entry))
+        else:
+            raise argument_error(argument, f"entry {index} is {excerpt(entry)}; expected {ENTRY}")
+    return rows
+
+
+def is_conversation(value: Any) -> bool:
+    """Return True for a list of messages."""
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    return all(isinstance(message, Mapping) and "role" in message for message in value)
+
+
+def _rows_of_pool(pool: TextGenPool, argument: str) -> list[dict[str, Any]]:
+    rows = []
+    for sample, weight in pool:
+        if weight != 1:
+            message = "its samples have weights, which rows have not: give the import path of the data pool"
+            raise argument_error(argument, message)
+        rows.append(_row_of_sample(sample))
+    return rows
+
+
+def _row_of_sample(sample: Sample) -> dict[str, Any]:
+    row: dict[str, Any] = {PROMPT: sample.messages or sample.prompt_or_input_text}
+    if isinstance(sample, Preference):
+        return row | {"chosen": sample.chosen, "rejected": sample.rejected, "margin": sample.margin}
+    return row | {"references": list(sample.references)} | (sample.meta_data or {})
+
+
+def _prompt_columns(
+    row: Mapping[str, Any], names: list[str], argument: str, columns: Mapping[str, Any], *, is_rl: bool
+) -> dict[str, Any]:
+    """Return the arguments of the pool that say which columns of rows are prompts, references and further data."""
+    prompt = columns.get("prompt_column")
+    arguments: dict[str, Any] = {}
+    if prompt is None and PROMPT in names:
+        prompt = PROMPT
+    elif prompt is None and MESSAGES in names and not is_rl:
+        prompt = MESSAGES  # dialogues that end with the answer to learn
+        arguments["last_message_as_reference"] = True
+    elif prompt is None and recognised(row) != "columns":
+        return {}  # a published format, which has its own columns
+    if prompt is None:
+        known = ", ".join(names)
+        raise argument_error(argument, f"no column is named 'prompt'; set prompt_column to one of {known}")
+    arguments["prompt_column"] = prompt
+
+    reference = columns.get("reference_column")
+    if reference is None:
+        reference = next((name for name in REFERENCES if name in names and name != prompt), None)
+    if reference is not None:
+        arguments["reference_column"] = reference
+    elif not is_rl and not arguments.get("last_message_as_reference"):
+        known = ", ".join(names)
+        message = f"no column is named 'completion', with the text to learn; set reference_column to one of {known}"
+        raise argument_error(argument, message)
+
+    # Rewards and metrics get all other columns, by name. Texts that a supervised run learns are no further data.
+    left_out = {prompt, "references", "tools"} | (set() if is_rl else {reference})
+    others = [name for name in names if name not in left_out]
+    if others:
+        arguments["meta_columns"] = others
+    return arguments
+
+
+def _preference_columns(names: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the pool for labelled responses, and for the margin of pairs."""
+    if "chosen" in names and "margin" in names:
+        return {"margin_column": "margin"}
+    if "label" not in names or "chosen" in names or columns.get("label_column") is not None:
+        return {}
+    response = "completion" if "completion" in names else "response"
+    return {"label_column": "label", "response_column": response}
+
+
+def has_conversations(rows_file: str | None) -> bool:
+    """Return True if the first of the cached rows has a conversation."""
+    if rows_file is None:
+        return False
+    with open(rows_file, encoding="utf-8") as lines:
+        return any(map(is_conversation, json.loads(next(lines)).values()))
+
+
+# --- rewards and metrics ------------------------------------------------------------------------------------------
+
+
+def weighted_rewards(reward: Any, weights: Any) -> Any:
+    """Return a reward, or the pairs of several rewards with their weights; both are what a config may have.
+
+    Raises:
+        ConfigError: there is no reward, or the weights do not fit.
+    """
+    kinds = "expected a function, a list of functions, a RewardFunction, or the id of a reward"
+    if reward is None:
+        raise argument_error("reward", f"missing; {kinds}")
+    is_reward = isinstance(reward, str | Mapping | list | tuple | RewardFunction | BatchedRewardFunction)
+    if not is_reward and not callable(reward):
+        raise argument_error("reward", f"{kinds}; got {excerpt(reward)}")
+    if isinstance(reward, list | tuple) and not reward:
+        raise argument_error("reward", f"is an empty list; {kinds}")
+    if weights is None:
+        return {"id": reward} if isinstance(reward, str) else reward
+    if not isinstance(reward, list | tuple):
+        raise argument_error("reward_weights", "is for a list of rewards; there is one reward")
+    if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):
+        n_weights = len(weights) if isinstance(weights, Sequence) else excerpt(weights)
+        raise argument_error(
+            "reward_weights", f"expected one number for each of {len(reward)} rewards, got {n_weights}"
+        )
+    return [reweighted(item, weight) for item, weight in zip(reward, weights, strict=True)]
+
+
+def reweighted(reward: Any, weight: Any) -> Any:
+    """Return one of several rewards with its weight."""
+    if isinstance(reward, RewardPart | tuple):
+        raise argument_error("reward_weights", "the rewards have weights of their own; give one of both")
+    return (reward, weight)
+
+
+def metric_list(metrics: Any) -> list[Any]:
+    """Return one or several metrics as a list of what a config may have: functions, objects and blocks."""
+    if isinstance(metrics, str | Mapping) or not isinstance(metrics, list | tuple):
+        metrics = [metrics]
+    return [{"id": metric} if isinstance(metric, str) else metric for metric in metrics]

@@ -1,0 +1,124 @@
+"""Functions as rewards and metrics: a script that is killed and started again, a run opened from its folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rl4lms_like import Run
+
+SCRIPT = '''
+import os
+import signal
+
+from rl4lms_like import Run
+
+CALLS = []
+
+
+def length(responses, topic):
+    """Many characters, and a kill in the third iteration of the first process."""
+    CALLS.append(topic)
+    if KILLED and len(CALLS) == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [float(len(response)) for response in responses]
+
+
+if __name__ == "__main__":
+    KILLED = int(os.environ.get("KILL_AT", 0))
+    prompts = [{{"prompt": f"Count {{number}}", "topic": "numbers"}} for number in range(6)]
+    run = Run(
+        {model!r}, prompts, length, folder={folder!r}, n_iters=4, save_every=1, n_episodes=16, group_size=4,
+        max_new_tokens=6, learning_rate=1e-3,
+    )
+    run.train(quiet=True)
+    print(run.folder)
+'''
+
+
+def run_script(model, folder, script, kill_at=0):
+    import os
+
+    script.write_text(SCRIPT.format(model=str(model), folder=str(folder)))
+    environment = os.environ | {"KILL_AT": str(kill_at)}
+    return subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False, env=environment
+    )
+
+
+def test_a_script_that_is_killed_and_started_again_ends_with_the_same_weights(tiny_gpt2_dir, tmp_path):
+    weights = []
+    for name, kill_at in (("undisturbed", 0), ("killed", 3)):
+        folder = tmp_path / "a" / name
+        script = tmp_path / f"{name}.py"
+        if kill_at:
+            killed = run_script(tiny_gpt2_dir, folder, script, kill_at)
+            assert killed.returncode == -signal.SIGKILL and not (folder / "finished.json").exists()
+        done = run_script(tiny_gpt2_dir, folder, script)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == str(folder)
+        weights.append((folder / "model" / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1] != (tiny_gpt2_dir / "model.safetensors").read_bytes()
+
+
+def length(responses):
+    return [float(len(response)) for response in responses]
+
+
+def brevity(completions, prompts, **kwargs):
+    return [-float(len(completion)) for completion in completions]
+
+
+PROMPTS = ["Count with me: 1", "Count with me: 2", "3 4 5"]
+SIZES = {"n_episodes": 16, "group_size": 4, "max_new_tokens": 6, "n_iters": 2, "learning_rate": 1e-3}
+
+
+def test_several_functions_have_weights_and_their_own_numbers(tiny_gpt2_dir, tmp_path):
+    run = Run(
+        tiny_gpt2_dir,
+        PROMPTS,
+        [length, brevity, length],
+        reward_weights=[1.0, 0.5, 0.25],
+        eval_prompts=PROMPTS,
+        metrics=[length, "reward"],
+        folder=tmp_path / "a" / "run",
+        **SIZES,
+    ).train(quiet=True)
+    last = run.history[-1]
+    total = sum(last[f"rollout_info/reward/{name}"] for name in ("length", "brevity", "length_2"))
+    assert last["rollout_info/ep_rew"] == pytest.approx(total)
+    scores = run.evaluate()
+    assert scores["reward/mean"] == pytest.approx(0.75 * scores["python/length"])
+
+
+def test_the_runs_own_reward_is_evaluated_unless_metrics_are_given(tiny_gpt2_dir, tmp_path):
+    run = Run(tiny_gpt2_dir, PROMPTS, length, eval_prompts=PROMPTS, folder=tmp_path / "a" / "run", **SIZES)
+    assert set(run.evaluate()) == {"reward/mean", "reward/std"}
+    assert set(run.evaluate(metrics=[length])) == {"python/length"}
+
+
+def test_a_folder_is_opened_with_its_function(tiny_gpt2_dir, tmp_path):
+    # A function of a notebook cannot be imported.
+    namespace = {"__name__": "__main__"}
+    exec("def score(responses):\n    return [float(len(response)) for response in responses]\n", namespace)
+    score = namespace["score"]
+    run = Run(tiny_gpt2_dir, PROMPTS, score, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    assert run.generate("Count", seed=3) == Run.from_folder(run.folder).generate("Count", seed=3)
+    again = Run.from_folder(run.folder, reward=score).train(n_iters=3, quiet=True)
+    longer = Run(tiny_gpt2_dir, PROMPTS, score, folder=tmp_path / "a" / "longer", **(SIZES | {"n_iters": 3}))
+    longer.train(quiet=True)
+    models = [one.folder / "model" / "model.safetensors" for one in (again, longer)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+
+
+def test_a_setting_that_changes_on_continuing_is_listed(tiny_gpt2_dir, tmp_path):
+    import json
+
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    run.train(n_iters=3, change={"learning_rate": 1e-4}, quiet=True)
+    (change,) = json.loads((run.folder / "accepted_changes.json").read_text())
+    assert change == {"iteration": 2, "path": "alg.args.learning_rate", "old": 1e-3, "new": 1e-4}
+    assert Run.from_folder(run.folder).config.alg.args["learning_rate"] == 1e-4
