@@ -35,8 +35,8 @@ def tables() -> str:
             "### Of runs with rollouts\n",
             *_as_markdown(rollouts),
             "\n### Of runs that learn from data\n",
-            "Besides these, every field of transformers' `TrainingArguments` that a run does not set itself, for",
-            "example `learning_rate`, `num_train_epochs`, `max_steps` and `per_device_train_batch_size`.\n",
+            "Besides these, every field of transformers' `TrainingArguments` that a run does not set itself, such as",
+            "`learning_rate`, `num_train_epochs`, `max_steps` and `per_device_train_batch_size`.\n",
             *_as_markdown(offline),
             "",
         )

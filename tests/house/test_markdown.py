@@ -15,9 +15,6 @@ PAGES = sorted(
     for folder, pattern in (("", "*.md"), ("docs", "**/*.md"), ("benchmarks", "*.md"), ("tests", "*/README.md"))
     for page in (REPOSITORY / folder).glob(pattern)
 )
-WRAPPED = ("ARCHITECTURE.md", "CONTRIBUTING.md", "benchmarks/README.md", "tests/robustness/README.md")
-"""Pages that are wrapped so far; the others follow, and then this tuple is `PAGES`."""
-
 BLOCK = re.compile(r"^( *)(```+|\$\$)[^\n]*\n.*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 UNBROKEN = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)|\]\([^)\s]+\)")
 
@@ -36,8 +33,6 @@ def long_lines(text: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_no_long_lines(page):
-    if page not in WRAPPED:
-        pytest.skip("not wrapped yet")
     assert list(long_lines((REPOSITORY / page).read_text(encoding="utf-8"))) == []
 
 
