@@ -8,6 +8,7 @@ The tables are between the lines `<!-- settings -->` and `<!-- end of settings -
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,6 +25,12 @@ TRAINER = "alg.training_args"
 """Block of transformers' `TrainingArguments`, which the page names without listing them."""
 
 
+OF_TRAINER = (
+    "Besides these, every field of transformers' `TrainingArguments` that a run does not set itself, such as "
+    "`learning_rate`, `num_train_epochs`, `max_steps` and `per_device_train_batch_size`."
+)
+
+
 def tables() -> str:
     """Return the tables of settings as Markdown."""
     rollouts = _table("on_policy", ALGORITHMS)
@@ -35,8 +42,7 @@ def tables() -> str:
             "### Of runs with rollouts\n",
             *_as_markdown(rollouts),
             "\n### Of runs that learn from data\n",
-            "Besides these, every field of transformers' `TrainingArguments` that a run does not set itself, such as",
-            "`learning_rate`, `num_train_epochs`, `max_steps` and `per_device_train_batch_size`.\n",
+            textwrap.fill(OF_TRAINER, 120) + "\n",
             *_as_markdown(offline),
             "",
         )
