@@ -190,7 +190,7 @@ class CorrectedArguments(OnPolicyArguments):
         yield from super().issues()
         limits = self.correction_range
         if limits is not None and not limits[0] <= 1 <= limits[1]:
-            message = f"must contain 1, the weight of tokens of the same policy; got {limits}"
+            message = f"must contain 1, the weight of tokens of the same policy; got {list(limits)}"
             yield ConfigIssue("correction_range", message)
 
 

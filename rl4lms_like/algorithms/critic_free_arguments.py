@@ -202,7 +202,9 @@ class CriticFreeArguments(CorrectedArguments):
         # A group of one response has neither a mean to compare with nor a standard deviation.
         divides_by_group = self.scale in ("group", "batch", "mean")
         if self.group_size == 1 and self.task_reward and (self.baseline != "none" or divides_by_group):
-            message = "1 leaves nothing to compare with; use 2 or more, or baseline: none with scale: whiten or none"
+            message = "1 leaves nothing to compare with; use 2 or more"
+            if not self.is_pairwise:
+                message += ", or baseline: none with scale: whiten or none"
             yield ConfigIssue("group_size", message)
         if self.group_size == 1 and self.dynamic_sampling is not None:
             message = "compares the rewards of a group, which has one response with group_size: 1"

@@ -178,7 +178,7 @@ def kl_of_pairs(alg: Algorithm, kl_div: KLConfig) -> Issues:
     message = f"has no effect: the loss of {alg.id} has the log-ratios to the reference themselves; remove it"
     # The default of the estimator depends on the placement, which is then the only setting.
     if kl_div.placement not in (None, "loss"):
-        yield ConfigIssue("kl_div.placement", message)
+        yield ConfigIssue("kl_div.placement", message.replace("remove it", "use loss"))
     elif kl_div.estimator not in (None, "k3"):
         yield ConfigIssue("kl_div.estimator", message)
     if kl_div.norm_reward:

@@ -11,13 +11,14 @@ equivalent key of this library (`core.keys_elsewhere`).
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.rules import RULES as ALGORITHM_RULES
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.config import rules
@@ -39,6 +40,7 @@ from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, Notice
 from rl4lms_like.system.schema import Block, at, broken_rules, check_arguments, join, signature_of
 from rl4lms_like.system.secrets import secret_issues, without_values
+from rl4lms_like.system.wording import shown
 
 MAX_ISSUES = 500
 """Number of errors of a config that are reported; the others are only counted."""
@@ -109,6 +111,8 @@ def parse_config(
     Raises:
         ConfigError: lists all errors.
     """
+    if components and (issue := unknown_kind(mapping)):
+        raise ConfigError([*issues, issue], source)
     config_class = KINDS[run_kind(mapping)]
     all_issues = list(issues)
 
@@ -142,6 +146,23 @@ def parse_config(
     notices: list[Any] = [*comma_notices, *rules.trusted_code(written), *broken_rules(NOTICES[config_class], blocks)]
     config: AnyConfig = config_class(**fields, notices=tuple(notices))
     return config
+
+
+def unknown_kind(mapping: Mapping[str, Any]) -> ConfigIssue | None:
+    """Return the error for an `alg.id` that is unknown, in a file with keys of supervised and preference runs.
+
+    The id says which class checks the file. Checked as an RL run, each of its blocks would be wrong.
+    """
+    alg = mapping.get("alg")
+    if not isinstance(alg, Mapping) or not {"model_type", "training_args"} & alg.keys():
+        return None
+    id = alg.get("id")
+    known = ["supervised", *OBJECTIVES]
+    if isinstance(id, str) and (id in known or id in ALGORITHMS or ":" in id):
+        return None
+    near = difflib.get_close_matches(str(id), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return ConfigIssue("alg.id", f"unknown id {shown(id)}; {hint}known, with these keys: {', '.join(known)}")
 
 
 def without_stray_commas(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[Notice]]:

@@ -509,6 +509,8 @@ def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env:
     has_minibatches = alg.values.get("n_epochs") is not None
     in_episodes = alg.arguments.minibatch_episodes
     batch_size = alg.values.get("batch_size") if in_episodes is None else None
+    if not isinstance(batch_size, int):  # an algorithm of another library may have other values
+        batch_size = None
     if has_minibatches and in_episodes is not None and in_episodes < FEW_EPISODES:
         message = f"the gradient of {in_episodes} is noisy; use {FEW_EPISODES} or more"
         yield Notice("alg.args.minibatch_episodes", message)
@@ -529,6 +531,8 @@ def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env:
 def schedules_without_effect(alg: Algorithm, train_evaluation: TrainEvaluationConfig) -> Notices:
     """Report a warm-up that lasts the whole run, and early stopping that cannot come before its end."""
     n_iters = train_evaluation.n_iters
+    if n_iters == 0:  # the run only evaluates
+        return
     warmup = alg.arguments.warmup_iterations
     if warmup and warmup >= n_iters:
         message = f"{warmup} iterations of {n_iters}: the learning rate never reaches that of the schedule"
@@ -545,7 +549,7 @@ def schedules_without_effect(alg: Algorithm, train_evaluation: TrainEvaluationCo
 def default_learning_rate(alg: Algorithm) -> Notices:
     """Report a learning rate that is not given."""
     rate = alg.values.get("learning_rate")
-    if rate is None or "learning_rate" in alg.arguments.given:
+    if not isinstance(rate, int | float) or "learning_rate" in alg.arguments.given:
         return
     message = f"not given; the default is {rate:g}"
     # Chosen by this library, for the policy. In TRPO it is the critic's.

@@ -129,6 +129,10 @@ class RowFormat:
                 # A completion without a label is no preference: the columns of a pair are missing.
                 if needs_pairs and name == "prompt_completion" and LABEL not in first[1][1]:
                     name = "columns"
+            if needs_pairs and name in ("messages", "text"):
+                _, (where, _) = first
+                message = f"rows of the format {name} have no preferences; they are for supervised runs"
+                raise DataPoolError(f"{where}: {message}")
             if self.input_template != INPUT_TEMPLATE and name != "alpaca":
                 raise DataPoolError(f"input_template has no effect on the format {name!r}; it is for alpaca")
             if name == "columns" and needs_names and not names_columns:

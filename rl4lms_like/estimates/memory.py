@@ -160,9 +160,10 @@ class MemoryEstimate:
     @property
     def advice(self) -> str:
         """Settings that need less memory, as the end of a sentence."""
+        critic = "critic: shared, " if self.parts.get("critic weights") else ""
         return (
             "a smaller alg.args.micro_batch_size, "
-            "critic: shared, gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
+            f"{critic}gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
         )
 
 

@@ -30,7 +30,7 @@ from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import padded
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import beginning
 
 NOT_LEARNED = -100
@@ -49,6 +49,7 @@ class Examples:
     n_shorter_prompts: int = 0  # examples whose prompt was truncated further to make room for the reference
     n_cut_references: int = 0  # examples whose reference was truncated; these have no end token
     n_texts: int = 0  # texts without prompts that were divided into these examples
+    n_empty_texts: int = 0  # of these, texts with nothing to learn
 
     @property
     def n_learned(self) -> int:
@@ -67,6 +68,7 @@ class Examples:
             (self.n_without_reference, "samples have no reference and are not used"),
             (self.n_shorter_prompts, "prompts were truncated further to make room for their references"),
             (self.n_cut_references, "references were truncated to the model's maximum length; they have no end token"),
+            (self.n_empty_texts, "texts have fewer than two tokens and are not used"),
         )
         return [f"{split}: {n} {message}" for n, message in lines if n]
 
@@ -95,6 +97,9 @@ class ExampleEncoder:
         """
         if any(sample.learned == "text" for sample in samples):
             return self._texts(samples)
+        if samples and self.block_length is not None:
+            message = "has no effect: the data have prompts, and only texts without prompts are divided into blocks"
+            raise ConfigError([ConfigIssue("alg.block_length", message)])
         if not self.is_encoder_decoder and any(sample.rendered_prompt is not None for sample in samples):
             return self._conversations(samples)
 
@@ -159,6 +164,10 @@ class ExampleEncoder:
                 f"the data has texts without prompts ({samples[0].id!r}), which only causal models learn; name the "
                 f"columns of prompts and references"
             )
+        for key, is_set in (("separator", self.separator is not None), ("loss_on_prompt", self.loss_on_prompt)):
+            if is_set:
+                raise ConfigError([ConfigIssue(f"alg.{key}", "has no effect: the data have no prompts; remove it")])
+
         texts = [text for sample in samples for text in sample.references]
         length = min(self.block_length or self.max_length, self.max_length)
         end = [] if self.end_token_id is None else [self.end_token_id]
@@ -166,12 +175,14 @@ class ExampleEncoder:
         # The first token of a block has no label. So each block begins with the last token of the one before, in which
         # this token is learned. A block of one token would teach nothing.
         rows: list[Example] = []
+        n_empty = 0
         for ids in self.continuations.whole_ids(texts):
             tokens = [*ids, *end]
+            n_empty += len(tokens) < 2
             for start in range(0, len(tokens) - 1, length - 1):
                 block = tokens[start : start + length]
                 rows.append({"input_ids": block, "labels": [NOT_LEARNED, *block[1:]]})
-        return Examples(rows, _n_without_reference(samples), n_texts=len(texts))
+        return Examples(rows, _n_without_reference(samples), n_texts=len(texts), n_empty_texts=n_empty)
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""

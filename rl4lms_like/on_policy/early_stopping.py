@@ -39,6 +39,7 @@ class EarlyStopping(Callback):
     def __init__(self, settings: EarlyStoppingConfig, run: AssembledRun, tracker: Tracker) -> None:
         check_has_val(run, EARLY_STOPPING)
         self.settings = settings
+        self.n_iters = run.config.train_evaluation.n_iters
         self.tracker = tracker
         self.epoch: int | None = None  # of the best score
         self.score: float | None = None
@@ -55,7 +56,7 @@ class EarlyStopping(Callback):
         Raises:
             ConfigError: no metric reports the key.
         """
-        # The evaluation after the training decides nothing.
+        # An evaluation after the end decides nothing.
         if split != "val" or self.is_over:
             return
         score = score_of(evaluation, self.settings.metric, EARLY_STOPPING)
@@ -69,7 +70,7 @@ class EarlyStopping(Callback):
         if epoch == 0:
             return
         self.n_without_progress += 1
-        if self.is_over:
+        if self.is_over and epoch < self.n_iters:
             best = "no score" if self.score is None else f"the best one was {self.score:.4g} after {self.epoch}"
             self.tracker.log_info(
                 f"training ends after {epoch} iterations (early_stopping): {self.settings.metric} on val has not "
@@ -77,9 +78,18 @@ class EarlyStopping(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "score": self.score, "n_without_progress": self.n_without_progress}
+        return {
+            "metric": self.settings.metric,
+            "mode": self.settings.mode,
+            "epoch": self.epoch,
+            "score": self.score,
+            "n_without_progress": self.n_without_progress,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        # The settings may change when a run is resumed: scores of another metric are no scores to improve on.
+        if (state["metric"], state["mode"]) != (self.settings.metric, self.settings.mode):
+            return
         self.epoch = state["epoch"]
         self.score = state["score"]
         self.n_without_progress = state["n_without_progress"]

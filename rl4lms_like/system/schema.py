@@ -310,7 +310,7 @@ def check_value(
         container = typing.get_args(annotation)[0] if typing.get_origin(annotation) is Annotated else annotation
         origin = typing.get_origin(container)
         if origin in (dict, list) and not (special and special(annotation)):
-            return origin(), []
+            value = origin()  # which its validators may refuse
     try:
         return _coerced(value, annotation, special), []
     except ValidationError as error:

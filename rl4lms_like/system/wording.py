@@ -64,6 +64,9 @@ def describe(annotation: Any) -> str:
         return _either([shown(value) for value in args])
     if origin in (typing.Union, types.UnionType):
         return _either([describe(arg) for arg in args], wide=True)
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        items = [describe(arg) for arg in args]
+        return f"a list of {len(items)}: {', '.join(items)}"
     if origin in (list, tuple, set, frozenset) or _is_sequence(origin):
         item = describe(args[0]) if args else "anything"
         return "a list" if item in ("anything", "a block") else f"a list, each {item}"

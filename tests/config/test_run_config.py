@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import stable_baselines3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl4lms_like.algorithms.arguments import A2CArguments, PPOArguments, TRPOArguments
 from rl4lms_like.config import run_config as config_module
 from rl4lms_like.config.binding import REGISTRIES, with_defaults
 from rl4lms_like.config.load import load_config, parse_config
@@ -652,3 +655,48 @@ def documented_rows():
     blocks = [block for block in blocks_of_configs() if block not in (DoctorConfig, HeldOutConfig)]  # on their own page
     components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
     return [row for target in [*blocks, EnvArguments, LoraArguments, *components] for row in table_rows(target)]
+
+
+@pytest.mark.parametrize(("id", "hint"), [("supervized", "'supervised'"), ("dop", "'dpo'"), (None, "known, with")])
+def test_an_unknown_id_of_a_run_that_learns_from_texts_is_the_only_error(id, hint):
+    blocks = supervised_blocks()
+    blocks["alg"]["id"] = id
+    with raises_at("alg.id", mentions=hint):
+        parse_config(blocks)
+
+
+def test_an_engine_that_is_null_is_refused():
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["engine"] = None
+    with raises_at("alg.policy.args.engine", mentions="expected a mapping with id"):
+        parse_config(blocks)
+
+
+class Automatic(stable_baselines3.PPO):
+    """An algorithm of another library, whose arguments mean something else."""
+
+    def __init__(self, policy, env, learning_rate="auto", n_steps=8, batch_size="auto", n_epochs=2):
+        super().__init__(policy, env, 1e-3, n_steps, 8, n_epochs)
+
+
+def test_notices_are_about_numbers_only():
+    blocks = run_blocks()
+    blocks["alg"] |= {"id": f"{__name__}:Automatic", "args": {}}
+    paths = [notice.path for notice in parse_config(blocks).notices]
+    assert not {"alg.args.batch_size", "alg.args.learning_rate"} & set(paths)
+
+
+def test_a_run_that_only_evaluates_has_no_schedules():
+    blocks = run_blocks()
+    blocks["alg"]["args"]["warmup_iterations"] = 3
+    blocks["train_evaluation"]["n_iters"] = 0
+    assert "alg.args.warmup_iterations" not in [notice.path for notice in parse_config(blocks).notices]
+
+
+@pytest.mark.parametrize(("id", "arguments"), [("a2c", A2CArguments), ("trpo", TRPOArguments)])
+def test_the_page_says_which_arguments_of_ppo_an_algorithm_lacks(id, arguments):
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    section = page.split(f"### alg.args of `{id}`\n")[1]
+    sentence = section.split("The arguments are those of `ppo` without ")[1].split(". The following")[0]
+    names = [{field.name for field in dataclasses.fields(each)} for each in (PPOArguments, arguments)]
+    assert set(re.findall(r"`(\w+)`", sentence)) == names[0] - names[1]

@@ -113,6 +113,12 @@ def test_completions_are_a_text_or_one_message_of_the_assistant(row, message, tm
         pool(tmp_path, "jsonl", [row])
 
 
+@pytest.mark.parametrize("row", [{"text": "a"}, {"messages": [ASKED, SAID]}])
+def test_rows_without_two_responses_are_no_preferences(row, tmp_path):
+    with pytest.raises(DataPoolError, match="have no preferences; they are for supervised runs"):
+        pool(tmp_path, "preferences", [row])
+
+
 def test_completions_with_labels_are_preferences(tmp_path):
     rows = [
         {"prompt": "Why?", "completion": "So.", "label": True},

@@ -211,6 +211,12 @@ def test_the_verdict_leaves_room_for_the_allocator(available, word):
     assert ("micro_batch_size" in memory.verdict) == (word != "fits")
 
 
+def test_the_advice_is_for_networks_that_the_run_has():
+    parts = dict.fromkeys(["policy weights", "activations", "logits", "gradients", "KV cache"], 0)
+    assert "critic: shared" not in MemoryEstimate(parts, 0, "cpu", 1).advice
+    assert "critic: shared" in MemoryEstimate(parts | {"critic weights": 4}, 0, "cpu", 1).advice
+
+
 def test_the_upper_number_covers_rollouts_of_the_shortest_responses(family):
     run, _ = family
     long_prompts = {"max_prompt_length": 100, "max_episode_length": 20, "terminate_on_eos": True}

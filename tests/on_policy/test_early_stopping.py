@@ -134,3 +134,15 @@ def test_patience_that_outlasts_the_run_is_noticed():
     assert place not in {notice.path for notice in parse_config(config).notices}
     early_stopping["patience"] = 2
     assert place in {notice.path for notice in parse_config(config).notices}
+
+
+def test_scores_of_another_metric_are_none_to_improve_on(tmp_path, tiny_gpt2_dir):
+    Scripted.message = [0.9] * 3
+    folder = started(mapping(tiny_gpt2_dir, patience=5, n_iters=2), tmp_path)
+    Scripted.message = [0.9] * 9
+    overrides = [
+        "train_evaluation.n_iters=5",
+        "train_evaluation.early_stopping={metric: test/scripted, mode: min, patience: 3}",
+    ]
+    (folder / "finished.json").unlink()
+    assert n_iterations(resume(folder, overrides=overrides, quiet=True)) == 5, "two before the change do not count"

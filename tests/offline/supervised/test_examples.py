@@ -13,6 +13,7 @@ from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEn
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
 from tests.chat_models import CHATML, MARKED, chat_tokenizer
+from tests.config_errors import raises_at
 from tests.tokenizer_families import CAUSAL
 
 
@@ -135,6 +136,25 @@ def test_every_token_of_a_text_without_a_prompt_is_learned_once(kind):
         assert [token for row in examples.rows for token in learned(row)] == 2 * tokens[1:]
         assert all(first[-1] == second[0] for first, second in itertools.pairwise(blocks[: len(blocks) // 2]))
         assert examples.n_texts == 2
+
+
+@pytest.mark.parametrize(("changes", "learned_of", "key"), [
+    ({"block_length": 4}, "response", "alg.block_length"),
+    ({"separator": "x"}, "text", "alg.separator"),
+    ({"loss_on_prompt": True}, "text", "alg.loss_on_prompt"),
+])  # fmt: skip
+def test_settings_of_the_other_kind_of_data_are_refused(changes, learned_of, key, tokenizer):
+    prompt = "" if learned_of == "text" else "The sea"
+    with raises_at(key, mentions="has no effect"):
+        encoder(tokenizer, **changes).encode([Sample("0", prompt, ["is blue"], learned=learned_of)])
+
+
+def test_texts_with_nothing_to_learn_are_counted(tokenizer):
+    examples = encoder(tokenizer).encode(
+        [Sample(str(i), "", [text], learned="text") for i, text in enumerate(["", "a"])]
+    )
+    assert len(examples.rows) == 1
+    assert examples.notices("train") == ["train: 1 texts have fewer than two tokens and are not used"]
 
 
 def test_a_seq2seq_model_has_nothing_to_read_of_a_text(tokenizer):
