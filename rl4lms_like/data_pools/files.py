@@ -164,8 +164,10 @@ class DataFiles(Splitting):
         return self.data_files is not None and split in self.data_files and self.data_files[split] is None
 
     def is_left_out(self, split: str) -> bool:
-        """Return True if the file of a split is null, or its fraction of the only file is 0."""
-        return self.is_empty(split) or (self.data_files is None and super().is_left_out(split))
+        """Return True if the file of a split is null, or its fraction is 0."""
+        # The fractions are checked also where files give the splits.
+        is_without_rows = super().is_left_out(split)
+        return is_without_rows or self.is_empty(split)
 
     def file(self, split: str) -> Path:
         """Return the file of a split; a `DataPoolError` if not exactly one of `path` and `data_files` gives it."""
