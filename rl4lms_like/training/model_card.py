@@ -42,6 +42,7 @@ LONGEST_TEXT = 1000
 """Number of characters of a prompt or response in the card."""
 
 _NUMBER_OF_CHECKPOINT = re.compile(r"\d+$")
+_SAMPLES_SECTION = re.compile(r"^## Samples[ \t]*\r?$.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 logger = logging.getLogger(__name__)
 
 
@@ -107,6 +108,31 @@ def model_card(saved: SavedModel) -> str:
         is_masked=(saved.folder / "mask_model").is_dir(),
     )
     return text
+
+
+def written_card(folder: Path) -> str | None:
+    """Return the card in a model's folder, which users may have edited; None if there is none.
+
+    Raises:
+        RL4LMsLikeError: the file is not UTF-8.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RL4LMsLikeError(f"{file} is not UTF-8 ({error}): save it as UTF-8, or remove it") from error
+
+
+def has_samples(card: str) -> bool:
+    """Return True if a card shows prompts and responses."""
+    return _SAMPLES_SECTION.search(card) is not None
+
+
+def without_samples(card: str) -> str:
+    """Return a card without its prompts and responses, which are indented: the next heading ends their section."""
+    return _SAMPLES_SECTION.sub("", card)
 
 
 @functools.cache
@@ -191,14 +217,13 @@ def _facts(saved: SavedModel, run: RunRecord) -> list[tuple[str, str]]:
     if isinstance(config, RunConfig):
         facts.append(("Reward", _component(config.reward_fn.id, config.reward_fn.args)))
 
-    # Of the whole run, also if the model is an earlier one of it.
     if run.iterations:
         last = run.iterations[-1]
         unit = "iterations" if isinstance(config, RunConfig) else "steps"
         length = f"{last['iteration']} {unit}"
         if n_tokens := number(last.get("timesteps")):
             length += f", {n_tokens:,.0f} tokens"
-        facts.append(("Training", length))
+        facts.append(("Training" if saved.name == MODEL else "Training of the whole run", length))
     facts.append(("Seed", str(config.seed)))
     return facts
 
@@ -232,6 +257,8 @@ def _usage(saved: SavedModel) -> str:
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
+    tokenizer_code = ", trust_remote_code=True" if saved.config.tokenizer.trust_remote_code else ""
+    model_code = ", trust_remote_code=True" if saved.trusts_model_code else ""
 
     # PEFT loads the base model first. Its class for a folder with an adapter has the same name, with its prefix.
     loader = auto_class
@@ -239,7 +266,8 @@ def _usage(saved: SavedModel) -> str:
         loader = auto_class.replace("Auto", "AutoPeft", 1)
         lines = [f"from peft import {loader}", "from transformers import AutoTokenizer"]
     name = json.dumps(REPOSITORY)
-    lines += ["", f"tokenizer = AutoTokenizer.from_pretrained({name})", f"model = {loader}.from_pretrained({name})"]
+    lines += ["", f"tokenizer = AutoTokenizer.from_pretrained({name}{tokenizer_code})"]
+    lines += [f"model = {loader}.from_pretrained({name}{model_code})"]
 
     if saved.is_reward_model:
         lines += ['inputs = tokenizer("prompt and response", return_tensors="pt")']

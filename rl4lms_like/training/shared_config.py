@@ -21,9 +21,9 @@ from rl4lms_like.system.disk import with_home
 _PATH_KEY = re.compile(r"(.*_)?(path|file|dir|folder)s?|cache|chat_template|tensorboard_log|training_texts|weights")
 """Keys whose values are files or folders; the first pattern includes those of users' own components."""
 
-_NAME_KEYS = frozenset(
-    "checkpoint config_name critic_model dataset model_name model_type models reference_model teacher_model "
-    "tokenizer_id".split()
+_NAME_KEYS = (
+    *("checkpoint", "config_name", "critic_model", "dataset", "model_name", "model_type", "models"),
+    *("reference_model", "teacher_model", "tokenizer_id"),
 )
 """Keys whose values are names on the Hugging Face Hub, or local files or folders."""
 
@@ -33,8 +33,8 @@ _PATH_IS_NAME = ("hf_dataset", "hf_evaluate")
 _WRITTEN_KEYS = ("cache", "tensorboard_log", "weights_dir")
 """Keys of files and folders that a run writes."""
 
-_IMPORT_KEYS = frozenset("id function object post_processing_fn reward reward_fn rewards shaping_fn".split())
-_IMPORT_PATH = re.compile(r"(?P<module>[\w.]+):[\w.]+(@\w+)?")
+_IMPORT_KEYS = ("id", "function", "object", "post_processing_fn", "reward", "reward_fn", "rewards", "shaping_fn")
+_IMPORT_PATH = re.compile(r"[\w.]+:[\w.]+(@\w+)?")
 _IMPORT_FROM_FILE = re.compile(r"(?P<file>.*\.py)(?P<name>:[\w.<>]+(@\w+)?)", re.DOTALL)
 _ADDRESS = re.compile(r"\w+://")
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 
 import pytest
@@ -148,6 +149,25 @@ def test_the_best_model_has_the_scores_of_its_evaluation(tiny_config, tmp_path):
     (run / "best" / "best.json").write_text('{"epoch": 1}')
     assert "| val | before training | after 1 iteration |" in card_of(run / "best")
     assert "| `falling` | -1 | -3 |" in card_of(run / "best")
+
+
+def test_the_length_of_the_run_is_not_that_of_an_earlier_model(tiny_config, tmp_path):
+    run = trained(tiny_config, tmp_path)
+    assert "| Training | 3 iterations, 96 tokens |" in card_of(run)
+    earlier = card_of(run / "checkpoints" / "iteration_00002")
+    assert "| Training of the whole run | 3 iterations, 96 tokens |" in earlier and "| Training |" not in earlier
+
+
+def test_the_code_of_a_model_with_code_of_its_own_trusts_it(tiny_config, tmp_path):
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    run = trained(tiny_config, tmp_path)
+    assert "trust_remote_code=" not in card_of(run)
+    config = json.loads((run / "config.json").read_text())
+    config["tokenizer"]["trust_remote_code"] = config["alg"]["policy"]["args"]["trust_remote_code"] = True
+    (run / "config.json").write_text(json.dumps(config))
+    lines = card_of(run).splitlines()
+    assert 'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_REPOSITORY", trust_remote_code=True)' in lines
+    assert 'model = AutoModelForCausalLM.from_pretrained("FOLDER_OR_REPOSITORY", trust_remote_code=True)' in lines
 
 
 def test_the_code_of_a_chat_model_applies_its_template(tmp_path, tiny_config):
