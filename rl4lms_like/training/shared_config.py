@@ -1,7 +1,7 @@
 """A run's config as others may read it: only the names of local files, and what a reader has to supply.
 
     datapool.args.path: private/client/q.jsonl                 q.jsonl
-    reward_fn.id: /home/me/rewards.py:score                    rewards.py:score
+    reward_fn.id: /data/acme/rewards.py:score                    rewards.py:score
     alg.policy.args.model_name: ./models/mine                  mine
 
 A path becomes a name whether the file still exists or not, so that a moved file changes no card.

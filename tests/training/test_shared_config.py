@@ -8,7 +8,7 @@ from rl4lms_like.training.shared_config import is_on_hub, shared_config
 
 
 @pytest.mark.parametrize(("block", "shared", "supplied"), [
-    ({"id": "jsonl", "args": {"path": "/home/me/moved/q.jsonl"}}, {"path": "q.jsonl"}, ["q.jsonl"]),
+    ({"id": "jsonl", "args": {"path": "/data/acme/moved/q.jsonl"}}, {"path": "q.jsonl"}, ["q.jsonl"]),
     ({"id": "jsonl", "args": {"path": "private/client/q.jsonl"}}, {"path": "q.jsonl"}, ["q.jsonl"]),
     ({"id": "jsonl", "args": {"path": "q.jsonl"}}, {"path": "q.jsonl"}, ["q.jsonl"]),
     ({"id": "jsonl", "args": {"data_files": {"train": "a/t.jsonl", "val": None}}},
@@ -17,16 +17,16 @@ from rl4lms_like.training.shared_config import is_on_hub, shared_config
     ({"id": "hf_dataset", "args": {"path": "./mine/data"}}, {"path": "data"}, ["data"]),
     ({"id": "text", "args": {"path": ["a/x.txt", "~/b/y.txt"]}}, {"path": ["x.txt", "y.txt"]}, ["x.txt", "y.txt"]),
     ({"id": "novelty", "args": {"training_texts": "private/t.txt"}}, {"training_texts": "t.txt"}, ["t.txt"]),
-    ({"id": "ppo", "args": {"tensorboard_log": "/home/me/tb"}}, {"tensorboard_log": "tb"}, []),
+    ({"id": "ppo", "args": {"tensorboard_log": "/data/acme/tb"}}, {"tensorboard_log": "tb"}, []),
     ({"id": "x", "args": {"model_name": "/moved/models/m"}}, {"model_name": "m"}, ["m"]),
     ({"id": "x", "args": {"model_name": "a/client/m"}}, {"model_name": "m"}, ["m"]),
     ({"id": "x", "args": {"model_name": "owner/m"}}, {"model_name": "owner/m"}, []),
     ({"id": "x", "args": {"model_name": "embedded/gpt2-films"}}, {"model_name": "embedded/gpt2-films"}, []),
-    ({"id": "x", "args": {"source": "/home/me/client/s"}}, {"source": "s"}, ["s"]),
+    ({"id": "x", "args": {"source": "/data/acme/client/s"}}, {"source": "s"}, ["s"]),
     ({"id": "regex", "args": {"pattern": "/think"}}, {"pattern": "/think"}, []),
     ({"id": "http", "args": {"url": "http://host/a/b", "path": "https://host/a/b"}},
      {"url": "http://host/a/b", "path": "https://host/a/b"}, []),
-    ({"id": "python", "args": {"function": "/home/me/r.py:score@1f0c2a9b44de"}},
+    ({"id": "python", "args": {"function": "/data/acme/r.py:score@1f0c2a9b44de"}},
      {"function": "r.py:score@1f0c2a9b44de"}, ["r.py:score@1f0c2a9b44de"]),
     ({"id": "python", "args": {"function": "my.rewards:score"}},
      {"function": "my.rewards:score"}, ["my.rewards:score"]),
