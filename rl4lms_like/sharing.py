@@ -17,8 +17,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.tracking.record import written_by_a_run
 from rl4lms_like.training.model_card import FILE as CARD
-from rl4lms_like.training.model_card import REPOSITORY, model_card, without_samples, written_card
-from rl4lms_like.training.model_card import has_samples as card_has_samples
+from rl4lms_like.training.model_card import REPOSITORY, model_card, shows_samples, without_samples, written_card
 from rl4lms_like.training.saved_model import HEAD, MODEL, SavedModel, find_saved_model, is_model
 from rl4lms_like.training.shared_config import is_on_hub
 
@@ -233,7 +232,7 @@ def _card(saved: SavedModel | None, folder: Path, *, has_samples: bool) -> str |
 def _new_card(saved: SavedModel, *, has_samples: bool) -> str:
     """Return the card of a model, without samples if the user has removed them from a card of the run."""
     cards = [written_card(folder) for folder in (saved.folder, saved.run_folder / MODEL)]
-    if not all(card_has_samples(card) for card in cards if card is not None):
+    if not all(shows_samples(card) for card in cards if card is not None):
         has_samples = False
     card = model_card(saved)
     return card if has_samples else without_samples(card)

@@ -125,7 +125,7 @@ def written_card(folder: Path) -> str | None:
         raise RL4LMsLikeError(f"{file} is not UTF-8 ({error}): save it as UTF-8, or remove it") from error
 
 
-def has_samples(card: str) -> bool:
+def shows_samples(card: str) -> bool:
     """Return True if a card shows prompts and responses."""
     return _SAMPLES_SECTION.search(card) is not None
 

@@ -74,10 +74,11 @@ def shared_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
 def _shared(value: Any, key: str, component: str, supplied: dict[str, None]) -> Any:
     if isinstance(value, Mapping):
         component = str(value.get("id", component))
+
+        # The files of several splits have the names of the splits as their keys.
+        has_paths = _PATH_KEY.fullmatch(key) or key in _NAME_KEYS
         shared = {}
         for inner_key, item in value.items():
-            # The files of several splits have the names of the splits as their keys.
-            has_paths = _PATH_KEY.fullmatch(key) or key in _NAME_KEYS
             shared[inner_key] = _shared(item, key if has_paths else str(inner_key), component, supplied)
         return shared
     if isinstance(value, list | tuple):
