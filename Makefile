@@ -1,4 +1,4 @@
-# The project's verbs; `make help` lists them. Python 3.10 or newer and make are all that has to be there before.
+# The project's commands; `make help` lists them. Python 3.10 or newer and make are all that has to be there before.
 #
 #   PYTHON=python3.12             the interpreter that the environment is made from
 #   TORCH_INDEX_URL=https://...   a package index with the torch build to take (one for CPUs, one for a CUDA version)
@@ -19,10 +19,10 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 .DELETE_ON_ERROR:
 .PHONY: help train test test-all check bench site tutorials clean
 
-help: ## list these verbs
+help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-train: $(VENV)/.installed ## train the embedded default; about two minutes on two cores, no hub, no account
+train: $(VENV)/.installed ## train the built-in example; about two minutes on two cores, no hub, no account
 	$(BIN)/python -m rl4lms_like quickstart $(ARGS)
 
 test: $(VENV)/.installed-dev ## run the tests, without the slowest ones

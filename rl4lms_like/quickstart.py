@@ -1,4 +1,4 @@
-"""Train and tune a small embedded model in about two minutes, without a network.
+"""Train and tune a small built-in model in about two minutes, without a network.
 
 grammar ─ 20,000 film opinions ─ tokenizer, tiny GPT-2 ─ maximum likelihood ─ PPO towards positive sentiment
                                                                               └ table, sample pairs, report.html

@@ -17,13 +17,20 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.tracking.record import written_by_a_run
 from rl4lms_like.training.model_card import FILE as CARD
-from rl4lms_like.training.model_card import REPOSITORY, model_card
-from rl4lms_like.training.saved_model import HEAD, SavedModel, find_saved_model, is_model
+from rl4lms_like.training.model_card import REPOSITORY, model_card, shows_samples, without_samples, written_card
+from rl4lms_like.training.saved_model import HEAD, MODEL, SavedModel, find_saved_model, is_model
+from rl4lms_like.training.shared_config import is_on_hub
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-WEIGHT_FILES = ("model*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
+_DIGITS = "[0-9]" * 5
+WEIGHT_FILES = (
+    "model.safetensors",
+    f"model-{_DIGITS}-of-{_DIGITS}.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+)
 CONFIG_FILES = ("config.json", "adapter_config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -33,8 +40,15 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "*.model",
-    "*.spm",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.model",
+    "sentencepiece.bpe.model",
+    "spm.model",
+    "spm_char.model",
+    "tiktoken.model",
+    "source.spm",
+    "target.spm",
     "chat_template.jinja",
     "additional_chat_templates/*.jinja",
     "preprocessor_config.json",
@@ -54,23 +68,23 @@ class PushedModel:
     model: Path  # folder whose files were uploaded
     files: list[str]  # in the repository
     left_out: list[str]  # other files of the folder
-    local_base: str | None  # of an adapter: its base model if that is a folder of this machine
 
 
-def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = False) -> Path:
+def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = False, has_samples: bool = True) -> Path:
     """Write a run's model with whole weights in float32, for transformers without PEFT.
 
     Args:
         run: folder of a run, or of one of its models.
         out: folder to create.
         trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
+        has_samples: False leaves the prompts and responses out of the card, as does a card of the run without them.
 
     Returns:
         The folder of the model that was merged.
 
     Raises:
         ConfigError: `out` exists; or the config in the run's folder requests code to run that is not trusted.
-        RL4LMsLikeError: it is not a run, the run has no model, or `out` cannot be written.
+        RL4LMsLikeError: it is not a run, the run has no model, its card is not UTF-8, or `out` cannot be written.
     """
     from rl4lms_like.policies.loading import save_language_model
     from rl4lms_like.run import silence_libraries
@@ -90,6 +104,8 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
         raise RL4LMsLikeError(f"{run} is not the folder of a run (config.json and model/) or of one of its models")
     refuse_unless_trusted(saved.config.to_dict(), trust_remote_code, f"the config of {run}", ("tokenizer", "alg"))
 
+    card = _new_card(replace(saved, is_adapter=False), has_samples=has_samples)
+
     # The tokenizer that was saved with the model, as the run's config sets it up.
     folder = str(saved.folder)
     tokenizer_config = saved.tokenizer_config
@@ -100,7 +116,7 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
 
     def write(partial: Path) -> None:
         save_language_model(model, partial, tokenizer, checkpoint_dropout=dropout_rates, eos_token_ids=eos_token_ids)
-        write_whole(partial / CARD, model_card(replace(saved, is_adapter=False)))
+        write_whole(partial / CARD, card)
 
     with saving(f"the merged model to {out}"):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -113,15 +129,12 @@ def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     from safetensors.torch import load_file
     from transformers import AutoModelForSequenceClassification
 
-    from rl4lms_like.config.run_config import RunConfig
     from rl4lms_like.offline.assemble_supervised import head_modules
     from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
 
     folder = str(saved.folder)
     if not saved.is_reward_model:
-        trusts_code = False
-        if isinstance(saved.config, RunConfig):
-            trusts_code = bool(saved.config.alg.policy.args.get("trust_remote_code"))
+        trusts_code = saved.trusts_model_code
         model_config = load_model_config(folder, trust_remote_code=trusts_code)
         return load_model(auto_class_of(model_config), folder, trust_remote_code=trusts_code)
 
@@ -134,7 +147,7 @@ def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     return model, dropout_rates
 
 
-def push_run(run: str | Path, repo: str, *, is_public: bool = False) -> PushedModel:
+def push_run(run: str | Path, repo: str, *, is_public: bool = False, has_samples: bool = True) -> PushedModel:
     """Upload a run's model and its card to a repository of the Hugging Face Hub, in one commit.
 
     The token is that of the environment (`HF_TOKEN`) or of `hf auth login`. Files of an earlier model in the repository
@@ -144,15 +157,17 @@ def push_run(run: str | Path, repo: str, *, is_public: bool = False) -> PushedMo
         run: folder of a run, of one of its models, or one that `merge_run` wrote.
         repo: `account/name`, or `name` in the account of the token; created if it does not exist.
         is_public: create a public repository; otherwise a private one, and an existing one must be private.
+        has_samples: False leaves the prompts and responses out of the card.
 
     Raises:
-        RL4LMsLikeError: there is no model or no token, the repository is public, or the hub refused.
+        RL4LMsLikeError: there is no model or no token, the model is an adapter of a local one, the card is not UTF-8,
+            the repository is public, or the hub refused.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
 
     saved, folder = _model_to_push(Path(run))
     files, left_out = _files_to_push(folder)
-    card = _card(saved, folder)
+    card = _card(saved, folder, has_samples=has_samples)
     if get_token() is None:
         raise RL4LMsLikeError("there is no token for the Hugging Face Hub: set HF_TOKEN, or run `hf auth login`")
 
@@ -183,7 +198,6 @@ def push_run(run: str | Path, repo: str, *, is_public: bool = False) -> PushedMo
         model=folder,
         files=files,
         left_out=left_out,
-        local_base=_local_base(folder),
     )
 
 
@@ -191,7 +205,7 @@ def _model_to_push(run: Path) -> tuple[SavedModel | None, Path]:
     """Return the model of a run, None if it is not of a run, and the folder to push.
 
     Raises:
-        RL4LMsLikeError: there is no model, or its adapter would be incomplete.
+        RL4LMsLikeError: there is no model, or others could not load its adapter.
     """
     saved = find_saved_model(run)
     folder = run if saved is None else saved.folder
@@ -203,14 +217,25 @@ def _model_to_push(run: Path) -> tuple[SavedModel | None, Path]:
             f"the output layer of the reward model {folder} is not part of its adapters: write whole weights with "
             f"`rl4lms-like merge`, and push those"
         )
+    _refuse_local_base(folder)
     return saved, folder
 
 
-def _card(saved: SavedModel | None, folder: Path) -> str | None:
+def _card(saved: SavedModel | None, folder: Path, *, has_samples: bool) -> str | None:
     """Return the card in a folder, which users may have edited, else a new one; None if there is no run to describe."""
-    if (folder / CARD).is_file():
-        return (folder / CARD).read_text(encoding="utf-8")
-    return None if saved is None else model_card(saved)
+    card = written_card(folder)
+    if card is not None:
+        return card if has_samples else without_samples(card)
+    return None if saved is None else _new_card(saved, has_samples=has_samples)
+
+
+def _new_card(saved: SavedModel, *, has_samples: bool) -> str:
+    """Return the card of a model, without samples if the user has removed them from a card of the run."""
+    cards = [written_card(folder) for folder in (saved.folder, saved.run_folder / MODEL)]
+    if not all(shows_samples(card) for card in cards if card is not None):
+        has_samples = False
+    card = model_card(saved)
+    return card if has_samples else without_samples(card)
 
 
 def _files_to_push(folder: Path) -> tuple[list[str], list[str]]:
@@ -243,11 +268,16 @@ def _files_of_earlier_model(info: ModelInfo) -> list[str]:
     return [file.rfilename for file in info.siblings or () if _is_of_a_model(file.rfilename)]
 
 
-def _local_base(folder: Path) -> str | None:
-    """Return the base model of an adapter if it is a folder of this machine."""
+def _refuse_local_base(folder: Path) -> None:
+    """Raise for an adapter whose base model is on this machine: others could not load it, but would read its path."""
     file = folder / "adapter_config.json"
     if not file.is_file():
-        return None
+        return
     with written_by_a_run(file):
         base = str(read_json(file)["base_model_name_or_path"])
-    return base if Path(base).is_dir() else None
+
+    if not is_on_hub(base):
+        raise RL4LMsLikeError(
+            f"the adapter's base model is {base}, a folder that others do not have: push the output of "
+            f"`rl4lms-like merge`, or set base_model_name_or_path in {file} to a model of the hub"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -133,13 +134,24 @@ def test_an_adapter_is_loaded_back_by_peft_and_replaces_whole_weights(hub, tiny_
 
     tiny_config["alg"]["policy"]["args"]["peft"] = LORA
     run = trained(tiny_config, tmp_path, "adapter")
+    n_requests = len(hub.requests)
+    outcome = push(hub, run, "me/refused")
+    base = tiny_config["alg"]["policy"]["args"]["model_name"]
+    assert outcome.returncode == 1 and len(hub.requests) == n_requests
+    assert f"the adapter's base model is {base}, a folder that others do not have: push the" in outcome.stderr
+
+    # The base model is on the hub, under the name that its adapter has for it there.
+    copy = shutil.copytree(base, tmp_path / "base")
+    assert push(hub, copy, "me/base").returncode == 0
+    file = run / "model" / "adapter_config.json"
+    local_config = file.read_text()
+    file.write_text(local_config.replace(json.dumps(base), '"me/base"'))
     outcome = push(hub, run, "me/adapter")
     assert outcome.returncode == 0, outcome.stderr
-    base = tiny_config["alg"]["policy"]["args"]["model_name"]
-    assert f"note: the adapter's base model is {base}" in outcome.stdout
     assert not {"config.json", "model.safetensors"} & set(hub.repositories["me/adapter"].files)
 
     loaded = loaded_back(hub, tmp_path, "from peft import AutoPeftModelForCausalLM", "me/adapter")
+    file.write_text(local_config)
     merge_run(run, tmp_path / "merged")
     merged = scores(AutoModelForCausalLM.from_pretrained(tmp_path / "merged"))
     torch.testing.assert_close(loaded, merged)
@@ -194,6 +206,64 @@ def test_a_folder_without_a_model_is_named(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path} is neither the folder of a run nor of a model\n"
 
 
+@pytest.mark.parametrize("base", ["/moved/away", "./models/mine", "models/of/mine", "gpt2-local"])
+def test_an_adapter_of_a_local_model_is_refused_whether_it_exists_or_not(base, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpt2-local").mkdir()
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    (folder / "adapter_model.safetensors").touch()
+    assert main(["push", str(folder), "me/refused"]) == 1
+    assert f"the adapter's base model is {base}, a folder that others do not have" in capsys.readouterr().err
+
+
+def test_only_names_of_transformers_and_peft_are_of_a_model(hub, tiny_config, tmp_path):
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    run = trained(tiny_config, tmp_path)
+    own = ("clients.model", "notes.spm", "model_of_last_year.safetensors", "model-a-of-b.safetensors")
+    for name in (*own, "spiece.model", "source.spm"):
+        (run / "model" / name).write_text("mine")
+    assert push(hub, run, "me/own-files").returncode == 0
+    files = hub.repositories["me/own-files"].files
+    assert not set(own) & set(files) and {"spiece.model", "source.spm"} <= set(files)
+
+
+def test_a_card_that_is_not_utf_8_is_named(tiny_config, tmp_path, capsys):
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    run = trained(tiny_config, tmp_path)
+    card = run / "model" / "README.md"
+    card.write_bytes("Größe".encode("latin-1"))
+    for command in (["push", str(run), "me/latin"], ["merge", str(run), str(tmp_path / "merged")]):
+        assert main(command) == 1
+        assert f"{card} is not UTF-8" in capsys.readouterr().err
+
+
+def test_samples_that_the_user_removed_come_back_in_no_card(hub, tiny_config, tmp_path):
+    tiny_config["train_evaluation"] |= {"n_iters": 2, "save_every": 1}
+    run = trained(tiny_config, tmp_path)
+    checkpoint = run / "checkpoints" / "iteration_00001"
+    card = run / "model" / "README.md"
+    text = card.read_text()
+    assert "Count with me:\n" in text
+
+    # With an option, whatever the card has.
+    merge_run(run, tmp_path / "without", has_samples=False)
+    without = (tmp_path / "without" / "README.md").read_text()
+    assert without == text.partition("## Samples")[0] + "## Training" + text.partition("## Training")[2]
+    assert push(hub, run, "me/without", "--no_samples").returncode == 0
+    pushed = hub.repositories["me/without"].files["README.md"].decode()
+    assert pushed.replace("me/without", "FOLDER_OR_REPOSITORY") == without
+
+    merge_run(run, tmp_path / "with")
+    assert "## Samples" in (tmp_path / "with" / "README.md").read_text()
+    card.write_text(without)
+    merge_run(run, tmp_path / "removed")
+    assert (tmp_path / "removed" / "README.md").read_text() == without
+    assert push(hub, checkpoint, "me/earlier").returncode == 0
+    assert "## Samples" not in hub.repositories["me/earlier"].files["README.md"].decode()
+
+
 # --- merge ------------------------------------------------------------------------------------------------------------
 
 
@@ -236,6 +306,24 @@ def test_a_reward_model_of_an_interrupted_run_is_merged_with_its_output_layer(pe
     torch.testing.assert_close(scores(again), scores(final))
     card = (tmp_path / "merged" / "README.md").read_text()
     assert "pipeline_tag: text-classification" in card and "AutoModelForSequenceClassification" in card
+
+
+def test_a_model_is_found_from_within_its_folder(tiny_config, tmp_path, monkeypatch, capsys):
+    tiny_config["train_evaluation"] |= {"n_iters": 1, "save_every": 1}
+    run = trained(tiny_config, tmp_path)
+    checkpoint = run / "checkpoints" / "iteration_00001"
+    monkeypatch.chdir(checkpoint)
+    capsys.readouterr()
+    assert main(["merge", ".", str(tmp_path / "merged")]) == 0
+    assert capsys.readouterr().out.startswith(f"{checkpoint} -> ")
+
+
+def test_of_a_finished_run_without_its_last_model_the_best_one_is_used(tiny_config, tmp_path, capsys):
+    run = trained(tiny_config, tmp_path)
+    shutil.rmtree(run / "model")
+    capsys.readouterr()
+    merge_run(run, tmp_path / "merged")
+    assert f"the run {run} has no folder model/: using its model {run}/checkpoints/" in capsys.readouterr().err
 
 
 def test_an_existing_folder_is_not_overwritten(tmp_path):

@@ -111,6 +111,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_no_samples(parser: argparse.ArgumentParser) -> None:
+    """Add `--no_samples`."""
+    parser.add_argument("--no_samples", action="store_true", help="leave prompts and responses out of the model card")
+
+
 def add_decoding(parser: argparse.ArgumentParser) -> None:
     """Add the options of decoding that `evaluate` and `generate` share."""
     parser.add_argument("--decoding", choices=("sampling", "greedy", "beam"), help="default: as in training")

@@ -1,10 +1,10 @@
-"""Train the embedded default config; has its own options."""
+"""Train the built-in example; has its own options."""
 
 from __future__ import annotations
 
 import argparse
 
-SUMMARY = "train the embedded default config; has its own options"
+SUMMARY = "train the built-in example; has its own options"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

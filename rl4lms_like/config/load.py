@@ -255,11 +255,27 @@ def rule_issues(config_class: type[AnyConfig], blocks: Mapping[str, Any]) -> lis
 
 def config_error(mapping: Mapping[str, Any], issues: list[ConfigIssue], source: str, *, is_rl: bool) -> ConfigError:
     """Return the error that lists each issue once, in the order of the file, without the values of secrets."""
-    unique = [with_equivalent(issue, is_rl=is_rl) for issue in dict.fromkeys(issues)]
+    id = str(at(mapping, "alg.id"))
+    settings = algorithm_settings(id)
+    unique = []
+    for issue in dict.fromkeys(issues):
+        unique.append(with_equivalent(issue, is_rl=is_rl, algorithm=id, settings=settings))
     reported = in_order_of_file(mapping, unique)[:MAX_ISSUES]
     more = len(unique) - len(reported)
     counted = [ConfigIssue("", f"and {more} more")] if more else []
     return ConfigError([*without_values(mapping, reported), *counted], source)
+
+
+def algorithm_settings(id: str) -> list[str] | None:
+    """Return the keys of an algorithm in `alg.args`; None if they are not known, or it accepts any."""
+    if id == "supervised":
+        return []
+    try:
+        target = (OBJECTIVES if id in OBJECTIVES else ALGORITHMS).arguments_class(id)
+    except ConfigError:
+        return None
+    signature = None if target is None else signature_of(target)
+    return None if signature is None or signature.open else [argument.name for argument in signature.arguments]
 
 
 def in_order_of_file(mapping: Mapping[str, Any], issues: list[ConfigIssue]) -> list[ConfigIssue]:

@@ -217,12 +217,16 @@ _RL = by_name(RL_KEYS)
 _OFFLINE = by_name(OFFLINE_KEYS)
 
 
-def with_equivalent(issue: ConfigIssue, *, is_rl: bool) -> ConfigIssue:
+def with_equivalent(
+    issue: ConfigIssue, *, is_rl: bool, algorithm: str = "", settings: Collection[str] | None = None
+) -> ConfigIssue:
     """Return an error of a config; for an unknown key of another library, with the equivalent key of this library.
 
     Args:
         issue: error of a config.
         is_rl: False for supervised and preference runs.
+        algorithm: id of the run's algorithm.
+        settings: its keys in `alg.args`, None if they are not known.
     """
     if not issue.message.startswith(UNKNOWN_KEY) or issue.path.startswith(_OF_COMPONENTS):
         return issue
@@ -230,6 +234,10 @@ def with_equivalent(issue: ConfigIssue, *, is_rl: bool) -> ConfigIssue:
 
     # A key of the block that has the name elsewhere: it is another key that this block lacks.
     if row is None or (row.key and issue.path.startswith(f"{row.key}.")):
+        return issue
+    if settings is not None and _is_missing(row.key, "alg.args", settings):
+        return ConfigIssue(issue.path, f"{UNKNOWN_KEY}; {_missing(row, algorithm)}")
+    if row.key == issue.path:
         return issue
     return ConfigIssue(issue.path, f"{UNKNOWN_KEY}; {_explained(row, row.key)}")
 
@@ -250,7 +258,19 @@ def refuse_names_of_elsewhere(owner: str, arguments: Mapping[str, Any], known: C
         row = _RL.get(name)
         if row is not None and name not in known:
             key = row.key.removeprefix(f"{block}.")
-            raise TypeError(f"{owner} got an unexpected keyword argument {name!r}; {_explained(row, key)}")
+            explained = _missing(row, owner) if _is_missing(row.key, block, known) else _explained(row, key)
+            raise TypeError(f"{owner} got an unexpected keyword argument {name!r}; {explained}")
+
+
+def _is_missing(key: str, block: str, known: Collection[str]) -> bool:
+    """Return True if a key is one of the block, which has only the known ones."""
+    return key.startswith(f"{block}.") and key.removeprefix(f"{block}.").partition(".")[0] not in known
+
+
+def _missing(row: Equivalent, owner: str) -> str:
+    # A note may say what this algorithm has instead.
+    note = f": {row.note.replace('`', '')}" if f"`{owner}`" in row.note else ""
+    return f"{owner} has no such setting{note} ({PAGE})"
 
 
 def _explained(row: Equivalent, key: str) -> str:

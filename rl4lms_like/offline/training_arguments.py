@@ -22,6 +22,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
+from rl4lms_like.config.load import algorithm_settings
 from rl4lms_like.config.run_config import OfflineConfig
 from rl4lms_like.core.keys_elsewhere import with_equivalent
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -88,7 +89,10 @@ def make_training_arguments(
     values, issues = check_arguments(TrainingArguments, settable, PATH)
     issues += _further_issues(configured, values)
     if issues:
-        raise ConfigError([with_equivalent(issue, is_rl=False) for issue in issues])
+        settings = algorithm_settings(config.alg.id)
+        raise ConfigError(
+            [with_equivalent(issue, is_rl=False, algorithm=config.alg.id, settings=settings) for issue in issues]
+        )
 
     values = _defaults(config, values) | values
     values |= {

@@ -220,7 +220,7 @@ class TrackioSink(Sink):
 
         # Trackio finds a run by its name, and takes the latest of several: that of another folder is not continued.
         if run_id is not None and self._run.id != run_id:
-            self._run.finish()
+            self._finish()
             self._run = self._init(run, project, resume="never")
         if self._run.id != run_id:
             _write_id(run, TRACKIO_FILE, self._run.id, project)
@@ -255,7 +255,16 @@ class TrackioSink(Sink):
     def close(self) -> None:
         """Finish the run in Trackio, which writes what is still in memory."""
         if self._run is not None:
-            self._run.finish()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._run.finish()
+
+        # Trackio finishes its current run when the process ends. If this is still ours, it would be a second time;
+        # `trackio.finish` would finish the user's own run if that is the current one.
+        current = self._trackio.context_vars.current_run
+        if current.get() is self._run:
+            current.set(None)
 
 
 def _table(library: Any, texts: Predictions) -> Any:

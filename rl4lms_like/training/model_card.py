@@ -2,8 +2,8 @@
 
     run folder ──read_run──► RunRecord ──► front matter, facts, metrics, samples ──model_card.md.j2──► README.md
 
-The card has no times, speeds or paths, so that equal runs have equal cards. Texts of models are in code blocks, in
-which they are not markup.
+The card has no times, speeds or paths, so that equal runs have equal cards: `training.shared_config` leaves of a path
+its name. Texts of models are in code blocks, in which they are not markup.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
-from rl4lms_like.small_models.embedded import is_embedded
-from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.system.wording import printable
@@ -29,6 +26,7 @@ from rl4lms_like.tracking.record import RunRecord, number, read_predictions, rea
 from rl4lms_like.tracking.run_folder import ENVIRONMENT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.saved_model import BEST, BEST_FILE, MODEL, SavedModel, find_saved_model
+from rl4lms_like.training.shared_config import is_local, is_on_hub, local_name, shared_config
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -44,7 +42,7 @@ LONGEST_TEXT = 1000
 """Number of characters of a prompt or response in the card."""
 
 _NUMBER_OF_CHECKPOINT = re.compile(r"\d+$")
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_SAMPLES_SECTION = re.compile(r"^## Samples[ \t]*\r?$.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 logger = logging.getLogger(__name__)
 
 
@@ -94,10 +92,10 @@ def model_card(saved: SavedModel) -> str:
     run = read_run(saved.run_folder)
     epoch = _epoch_of(saved, run)
     unit = "iterations" if isinstance(saved.config, RunConfig) else "epochs"
-    config, has_local_paths = _without_local_paths(dict(run.config))
+    config, supplied = shared_config(run.config)
     text: str = _template().render(
         front_matter=yaml.safe_dump(_front_matter(saved), sort_keys=False, allow_unicode=True).strip(),
-        title=f"{_short_name(_base_model(saved))} trained with {saved.config.alg.id}",
+        title=f"{_short_name(_base_model(saved))} trained with {_algorithm(saved)}",
         summary=_summary(saved),
         facts=_facts(saved, run),
         usage=_usage(saved),
@@ -105,10 +103,36 @@ def model_card(saved: SavedModel) -> str:
         samples=_samples(run, epoch, unit),
         versions=_versions(saved.run_folder),
         config=yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100).strip(),
-        has_local_paths=has_local_paths,
+        has_local_paths=config != run.config,
+        supplied=[_code(name) for name in supplied],
         is_masked=(saved.folder / "mask_model").is_dir(),
     )
     return text
+
+
+def written_card(folder: Path) -> str | None:
+    """Return the card in a model's folder, which users may have edited; None if there is none.
+
+    Raises:
+        RL4LMsLikeError: the file is not UTF-8.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return None
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RL4LMsLikeError(f"{file} is not UTF-8 ({error}): save it as UTF-8, or remove it") from error
+
+
+def shows_samples(card: str) -> bool:
+    """Return True if a card shows prompts and responses."""
+    return _SAMPLES_SECTION.search(card) is not None
+
+
+def without_samples(card: str) -> str:
+    """Return a card without its prompts and responses, which are indented: the next heading ends their section."""
+    return _SAMPLES_SECTION.sub("", card)
 
 
 @functools.cache
@@ -140,15 +164,12 @@ def _is_seq2seq(saved: SavedModel) -> bool:
 
 def _short_name(name: str) -> str:
     """Return the name of a model or dataset; of a local folder, only its last part."""
-    return with_home(name).name if _is_local(name) else name
+    return local_name(name) if is_local(name) else name
 
 
-def _is_local(name: str) -> bool:
-    return with_home(name).is_absolute() or os.path.exists(with_home(name))
-
-
-def _is_on_hub(name: str) -> bool:
-    return not is_embedded(name) and not _is_local(name) and _HUB_ID.fullmatch(name) is not None
+def _algorithm(saved: SavedModel) -> str:
+    """Return the id of the algorithm, which may be the import path of a user's class."""
+    return str(shared_config({"id": saved.config.alg.id})[0]["id"])
 
 
 def _front_matter(saved: SavedModel) -> dict[str, Any]:
@@ -157,11 +178,11 @@ def _front_matter(saved: SavedModel) -> dict[str, Any]:
 
     # Names of local folders would be taken for models of the hub, which are others.
     base_model = _base_model(saved)
-    if _is_on_hub(base_model):
+    if is_on_hub(base_model):
         metadata["base_model"] = base_model
         metadata["base_model_relation"] = "adapter" if saved.is_adapter else "finetune"
     dataset = saved.config.datapool.args.get("path")
-    if saved.config.datapool.id == "hf_dataset" and isinstance(dataset, str) and "/" in dataset and _is_on_hub(dataset):
+    if saved.config.datapool.id == "hf_dataset" and isinstance(dataset, str) and "/" in dataset and is_on_hub(dataset):
         metadata["datasets"] = [dataset]
 
     if saved.is_reward_model:
@@ -169,7 +190,7 @@ def _front_matter(saved: SavedModel) -> dict[str, Any]:
     elif not _is_seq2seq(saved):
         metadata["pipeline_tag"] = "text-generation"
     kind = "reinforcement-learning" if isinstance(saved.config, RunConfig) else "fine-tuning"
-    metadata["tags"] = ["rl4lms-like", kind, saved.config.alg.id]
+    metadata["tags"] = ["rl4lms-like", kind, _algorithm(saved)]
     return metadata
 
 
@@ -189,32 +210,31 @@ def _facts(saved: SavedModel, run: RunRecord) -> list[tuple[str, str]]:
     """Return what the model was trained on, and how, as (name, value)."""
     config = saved.config
     base_model = _base_model(saved)
-    origin = " (a local folder)" if _is_local(base_model) else ""
+    origin = " (a local folder)" if is_local(base_model) else ""
     facts = [("Base model", _code(_short_name(base_model)) + origin)]
     facts.append(("Data", _component(config.datapool.id, config.datapool.args)))
     facts.append(("Algorithm", _component(config.alg.id, getattr(config.alg, "args", {}))))
     if isinstance(config, RunConfig):
         facts.append(("Reward", _component(config.reward_fn.id, config.reward_fn.args)))
 
-    # Of the whole run, also if the model is an earlier one of it.
     if run.iterations:
         last = run.iterations[-1]
         unit = "iterations" if isinstance(config, RunConfig) else "steps"
         length = f"{last['iteration']} {unit}"
         if n_tokens := number(last.get("timesteps")):
             length += f", {n_tokens:,.0f} tokens"
-        facts.append(("Training", length))
+        facts.append(("Training" if saved.name == MODEL else "Training of the whole run", length))
     facts.append(("Seed", str(config.seed)))
     return facts
 
 
 def _component(id: str, args: Mapping[str, Any]) -> str:
     """Return the id of a component and its arguments, for a cell of a table."""
-    visible, _ = _without_local_paths(dict(args))
-    if not visible:
-        return _code(id)
-    arguments = json.dumps(visible, ensure_ascii=False, default=str)
-    return f"{_code(id)} {_code(arguments)}"
+    block, _ = shared_config({"id": id, "args": args})
+    if not args:
+        return _code(block["id"])
+    arguments = json.dumps(block["args"], ensure_ascii=False, default=str)
+    return f"{_code(block['id'])} {_code(arguments)}"
 
 
 def _code(text: str) -> str:
@@ -231,27 +251,14 @@ def _fence(text: str, *, shortest: int) -> str:
     return "`" * max([shortest, *(len(row) + 1 for row in rows)])
 
 
-def _without_local_paths(value: Any) -> tuple[Any, bool]:
-    """Return plain data in which absolute paths of existing files have only their names; True if there are any."""
-    if isinstance(value, Mapping):
-        items = {key: _without_local_paths(item) for key, item in value.items()}
-        return {key: item for key, (item, _) in items.items()}, any(changed for _, changed in items.values())
-    if isinstance(value, list | tuple):
-        members = [_without_local_paths(item) for item in value]
-        return [item for item, _ in members], any(changed for _, changed in members)
-
-    # A text that looks like a path may also be a pattern, such as `/think`: it must exist.
-    if isinstance(value, str) and with_home(value).is_absolute() and os.path.exists(with_home(value)):
-        return with_home(value).name, True
-    return value, False
-
-
 def _usage(saved: SavedModel) -> str:
     """Return Python code that loads the model and generates, with the arguments of the run's rollouts."""
     auto_class = "AutoModelForSeq2SeqLM" if _is_seq2seq(saved) else "AutoModelForCausalLM"
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
+    tokenizer_code = ", trust_remote_code=True" if saved.config.tokenizer.trust_remote_code else ""
+    model_code = ", trust_remote_code=True" if saved.trusts_model_code else ""
 
     # PEFT loads the base model first. Its class for a folder with an adapter has the same name, with its prefix.
     loader = auto_class
@@ -259,7 +266,8 @@ def _usage(saved: SavedModel) -> str:
         loader = auto_class.replace("Auto", "AutoPeft", 1)
         lines = [f"from peft import {loader}", "from transformers import AutoTokenizer"]
     name = json.dumps(REPOSITORY)
-    lines += ["", f"tokenizer = AutoTokenizer.from_pretrained({name})", f"model = {loader}.from_pretrained({name})"]
+    lines += ["", f"tokenizer = AutoTokenizer.from_pretrained({name}{tokenizer_code})"]
+    lines += [f"model = {loader}.from_pretrained({name}{model_code})"]
 
     if saved.is_reward_model:
         lines += ['inputs = tokenizer("prompt and response", return_tensors="pt")']

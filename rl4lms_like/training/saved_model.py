@@ -7,13 +7,15 @@ run/checkpoints/iteration_00020    itself
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, TokenizerConfig
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig, TokenizerConfig
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
+from rl4lms_like.tracking.run_folder import FINISHED_FILE
 from rl4lms_like.training.resuming.checkpoints import FOLDER, all_in
 from rl4lms_like.training.resuming.resume import own_config
 
@@ -47,6 +49,11 @@ class SavedModel:
         return isinstance(self.config, PreferenceConfig) and self.config.alg.id == "reward_model"
 
     @property
+    def trusts_model_code(self) -> bool:
+        """True if code that comes with the model is allowed to run."""
+        return isinstance(self.config, RunConfig) and bool(self.config.alg.policy.args.get("trust_remote_code"))
+
+    @property
     def tokenizer_config(self) -> TokenizerConfig:
         """The run's `tokenizer` block for the tokenizer that was saved with the model."""
         return saved_with_model(self.config.tokenizer, str(self.folder))
@@ -60,6 +67,7 @@ def find_saved_model(folder: Path) -> SavedModel | None:
     """
     if not folder.is_dir():
         return None
+    folder = Path(os.path.abspath(folder))  # `.` has no parents
 
     # run/        run/best        run/checkpoints/iteration_00020
     for run_folder in (folder, folder.parent, folder.parent.parent):
@@ -90,7 +98,7 @@ def is_model(folder: Path) -> bool:
 
 
 def _model_of(run_folder: Path) -> Path:
-    """Return the folder of a run's model; of an unfinished run, that of its best or its newest model."""
+    """Return the folder of a run's model; without `model/`, that of its best or its newest model."""
     if is_model(run_folder / MODEL):
         return run_folder / MODEL
 
@@ -102,5 +110,6 @@ def _model_of(run_folder: Path) -> Path:
         raise RL4LMsLikeError(f"the run {run_folder} has no model, {where}: {why}")
 
     # Not on standard output, which has the texts and scores.
-    print(f"the run {run_folder} is not finished: using its model {model}", file=sys.stderr)
+    why = "has no folder model/" if (run_folder / FINISHED_FILE).exists() else "is not finished"
+    print(f"the run {run_folder} {why}: using its model {model}", file=sys.stderr)
     return model

@@ -57,12 +57,51 @@ def mistakes_of(blocks):
 ])  # fmt: skip
 def test_a_key_of_another_library_is_answered_with_the_key_here(block, key, here):
     blocks = run_blocks()
+    blocks["alg"] |= {"id": "grpo", "args": {}} if block == "alg.args" else {}
     inner = blocks
     for name in filter(None, block.split(".")):
         inner = inner[name]
     inner[key] = 1
     ((path, message),) = mistakes_of(blocks).items()
     assert path == f"{block}.{key}".lstrip(".") and here in message
+
+
+@pytest.mark.parametrize("key", ["num_generations", "epsilon_high", "mini_batch_size", "cliprange"])
+def test_a_setting_that_the_algorithm_has_is_named(key):
+    blocks = run_blocks()
+    blocks["alg"] |= {"id": "ppo", "args": {key: 1}}
+    assert "the equivalent is alg.args." in mistakes_of(blocks)[f"alg.args.{key}"]
+
+
+@pytest.mark.parametrize(("algorithm", "key"), [
+    ("ppo", "scale_rewards"),
+    ("ppo", "filter_groups"),
+    ("grpo", "cliprange_value"),
+    ("a2c", "mini_batch_size"),
+])  # fmt: skip
+def test_a_setting_that_the_algorithm_lacks_has_no_equivalent(algorithm, key):
+    blocks = run_blocks()
+    blocks["alg"] |= {"id": algorithm, "args": {key: 1}}
+    message = mistakes_of(blocks)[f"alg.args.{key}"]
+    assert message == f"unknown key; {algorithm} has no such setting (docs/coming_from_trl.md)"
+
+
+@pytest.mark.parametrize(("objective", "message"), [
+    ("reward_model", "unknown key; reward_model has no such setting (docs/coming_from_trl.md)"),
+    ("orpo", "unknown key; orpo has no such setting: alg.args.odds_ratio_weight of orpo (docs/coming_from_trl.md)"),
+])  # fmt: skip
+def test_a_key_is_not_its_own_equivalent(objective, message, tmp_path):
+    blocks = preference_runs.blocks(objective, "gpt2", preference_runs.written(tmp_path))
+    blocks["alg"].setdefault("args", {})["beta"] = 0.1
+    assert mistakes_of(blocks)["alg.args.beta"] == message
+    issue = ConfigIssue("alg.args.beta", "unknown key; known: a, b")
+    assert with_equivalent(issue, is_rl=False) == issue
+
+
+def test_a_supervised_run_has_no_settings_of_objectives():
+    blocks = supervised_blocks()
+    blocks["alg"]["beta"] = 0.1
+    assert "supervised has no such setting" in mistakes_of(blocks)["alg.beta"]
 
 
 def test_arguments_of_components_and_supervised_runs_have_keys_of_their_own():
@@ -129,6 +168,8 @@ def test_in_python_too(tiny_gpt2_dir, tiny_tokenizer):
         PPO(CausalLMActorCriticPolicy, env, cliprange=0.1, policy_kwargs=policy_kwargs)
     with pytest.raises(TypeError, match=r"'use_vllm'; the equivalent is alg\.policy\.args\.engine, "):
         PPO(CausalLMActorCriticPolicy, env, use_vllm=True, policy_kwargs=policy_kwargs)
+    with pytest.raises(TypeError, match="'scale_rewards'; PPO has no such setting "):
+        PPO(CausalLMActorCriticPolicy, env, scale_rewards=True, policy_kwargs=policy_kwargs)
     with pytest.raises(TypeError, match="'lora_config'; the equivalent is peft, "):
         PPO(CausalLMActorCriticPolicy, env, policy_kwargs={**policy_kwargs, "lora_config": {}})
 

@@ -68,6 +68,7 @@ def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir) -> Path:
     """Where a reader's commands and code run; see the module's docstring."""
     (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
     (tmp_path / "t5-small").symlink_to(tiny_t5_dir)
+    (tmp_path / "merged").symlink_to(tiny_gpt2_dir)
     (tmp_path / "rl4lm_exps" / "warm_start").mkdir(parents=True)
     (tmp_path / "rl4lm_exps" / "warm_start" / "model").symlink_to(tiny_gpt2_dir)
     rows = [{"question": f"What is {i} and {i}?", "answers": [f"{i + i}."], "topic": "sums"} for i in range(10)]

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextvars import ContextVar
+from types import SimpleNamespace
 
 import pytest
 
@@ -195,20 +197,21 @@ class FakeTrackioRun:
     def __init__(self, id: str, name: str) -> None:
         self.id, self.name = id, name
         self.logged: list[tuple[int | None, dict]] = []
-        self.finished = False
+        self.n_finished = 0
 
     def log(self, metrics: dict, step: int | None = None) -> None:
         assert json.loads(json.dumps(metrics, allow_nan=False)) is not None
         self.logged.append((step, metrics))
 
     def finish(self) -> None:
-        self.finished = True
+        self.n_finished += 1
 
 
 class FakeTrackio:
     """The part of trackio that we call. As there, a run is resumed by its name: the latest of this name."""
 
     def __init__(self) -> None:
+        self.context_vars = SimpleNamespace(current_run=ContextVar("current_run", default=None))
         self.runs: list[FakeTrackioRun] = []
         self.calls: list[dict] = []
 
@@ -217,6 +220,7 @@ class FakeTrackio:
         same = [run.id for run in self.runs if run.name == name]
         is_resumed = resume == "allow" and same
         self.runs.append(FakeTrackioRun(same[-1] if is_resumed else f"id{len(self.calls)}", name))
+        self.context_vars.current_run.set(self.runs[-1])
         return self.runs[-1]
 
     def Table(self, columns, data, allow_mixed_types):  # noqa: N802
@@ -255,7 +259,14 @@ def test_trackio_gets_numbers_and_tables_at_their_iteration(tmp_path, trackio):
         (1, {"rollout_responses": [[*columns, "reward"], [[*text, 0.5]]]}),
         (1, {"ppo/value_loss": None, "timesteps": 64}),
     ]
-    assert run.finished
+    assert run.n_finished == 1 and trackio.context_vars.current_run.get() is None
+
+
+def test_another_run_in_trackio_stays_the_current_one(tmp_path, trackio):
+    tracked(tmp_path, act=lambda tracker: trackio.init("mine"))
+    ours, other = trackio.runs
+    assert (ours.n_finished, other.n_finished) == (1, 0)
+    assert trackio.context_vars.current_run.get() is other
 
 
 def test_scores_before_the_next_iteration_of_a_resumed_run_are_at_the_last_one(tmp_path, trackio):
@@ -282,7 +293,7 @@ def test_a_copied_run_and_a_run_of_the_same_name_elsewhere_are_others_in_trackio
     tracked(tmp_path / "b")  # the latest of this name
     tracked(tmp_path / "a", resume=True)
     assert [run.id for run in trackio.runs] == ["id1", "id2", "id3", "id3", "id5"], "not that of the other folder"
-    assert not trackio.runs[3].logged and trackio.runs[3].finished
+    assert not trackio.runs[3].logged and trackio.runs[3].n_finished == 1
 
 
 def test_a_missing_trackio_is_an_error_before_anything_is_written(tmp_path, monkeypatch):
@@ -314,6 +325,7 @@ for line in SQLiteStorage.get_logs("p", "e"):
     assert outcome.returncode == 0, outcome.stderr
     run_id = json.loads((tmp_path / "p" / "e" / "trackio_run.json").read_text())["id"]
     assert f"e {run_id}" in outcome.stdout
+    assert outcome.stdout.count("Run finished") == 2, "once for each of both runs"
     for keys in (["ppo/value_loss", "rollout_info/ep_rew"], ["rollout_responses"], ["val_predictions"]):
         assert outcome.stdout.count(f"{keys} 1") == 2, outcome.stdout
 

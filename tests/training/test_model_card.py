@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 
 import pytest
@@ -63,7 +64,6 @@ def test_the_card_of_a_run_has_what_the_hub_and_readers_need(tiny_config, tmp_pa
         "output = model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=8)",
         "   Count with me:",
         "   Response after 3 iterations",
-        "rl4lms-like train run.yml",
     ):
         assert line in text.splitlines()
     assert "Versions: Python 3" in text
@@ -84,6 +84,27 @@ def test_folders_of_the_machine_have_only_their_names(tiny_gpt2_dir, tmp_path):
     text = card_of(trained(config, tmp_path))
     assert str(tmp_path) not in text and str(tiny_gpt2_dir) not in text
     assert f"`{tiny_gpt2_dir.name}` (a local folder)" in text and '"train": "pairs.jsonl"' in text
+    assert "rl4lms-like train run.yml" not in text
+    assert f"does not have: `{tiny_gpt2_dir.name}`, " in text and "`pairs.jsonl`" in text
+
+
+def test_a_card_has_no_folder_of_moved_files_and_of_functions(tiny_config, tmp_path, monkeypatch):
+    code = tmp_path / "acme" / "secret_rewards.py"
+    code.parent.mkdir()
+    code.write_text("def score(responses):\n    return [0.0 for _ in responses]\n")
+    monkeypatch.setenv("RL4LMS_LIKE_CODE", str(code.parent))
+    rows = code.with_name("q.jsonl")
+    rows.write_text('{"question": "Count with me:"}\n' * 8)
+    files = {split: str(rows) for split in ("train", "val", "test")}
+    tiny_config["reward_fn"] = {"id": f"{code}:score"}
+    tiny_config["datapool"] = {"id": "jsonl", "args": {"data_files": files, "prompt_column": "question"}}
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    run = trained(tiny_config, tmp_path / "results")
+    rows.unlink()
+
+    text = card_of(run)
+    assert "acme" not in text and "secret_rewards.py:score" in text and '"train": "q.jsonl"' in text
+    assert "rl4lms-like train run.yml" not in text and "`q.jsonl`" in text.partition("does not have: ")[2]
 
 
 def test_only_names_of_the_hub_are_base_models_and_datasets_there(tiny_config, tmp_path, monkeypatch):
@@ -95,6 +116,13 @@ def test_only_names_of_the_hub_are_base_models_and_datasets_there(tiny_config, t
         data = ModelCard(card_of(run)).data.to_dict()
         assert data.get("base_model") == (name if is_named else None)
         (run / "config.json").write_text(text)
+
+
+def test_the_command_is_in_the_card_of_a_run_that_others_can_train(tiny_config, tmp_path):
+    for block in (tiny_config["tokenizer"], tiny_config["alg"]["policy"]["args"]):
+        block["model_name"] = "embedded/gpt2-numbers"
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    assert "```sh\nrl4lms-like train run.yml\n```" in card_of(trained(tiny_config, tmp_path))
 
 
 def test_texts_and_names_cannot_be_markup(tiny_config, tmp_path):
@@ -121,6 +149,25 @@ def test_the_best_model_has_the_scores_of_its_evaluation(tiny_config, tmp_path):
     (run / "best" / "best.json").write_text('{"epoch": 1}')
     assert "| val | before training | after 1 iteration |" in card_of(run / "best")
     assert "| `falling` | -1 | -3 |" in card_of(run / "best")
+
+
+def test_the_length_of_the_run_is_not_that_of_an_earlier_model(tiny_config, tmp_path):
+    run = trained(tiny_config, tmp_path)
+    assert "| Training | 3 iterations, 96 tokens |" in card_of(run)
+    earlier = card_of(run / "checkpoints" / "iteration_00002")
+    assert "| Training of the whole run | 3 iterations, 96 tokens |" in earlier and "| Training |" not in earlier
+
+
+def test_the_code_of_a_model_with_code_of_its_own_trusts_it(tiny_config, tmp_path):
+    tiny_config["train_evaluation"]["n_iters"] = 1
+    run = trained(tiny_config, tmp_path)
+    assert "trust_remote_code=" not in card_of(run)
+    config = json.loads((run / "config.json").read_text())
+    config["tokenizer"]["trust_remote_code"] = config["alg"]["policy"]["args"]["trust_remote_code"] = True
+    (run / "config.json").write_text(json.dumps(config))
+    lines = card_of(run).splitlines()
+    assert 'tokenizer = AutoTokenizer.from_pretrained("FOLDER_OR_REPOSITORY", trust_remote_code=True)' in lines
+    assert 'model = AutoModelForCausalLM.from_pretrained("FOLDER_OR_REPOSITORY", trust_remote_code=True)' in lines
 
 
 def test_the_code_of_a_chat_model_applies_its_template(tmp_path, tiny_config):
