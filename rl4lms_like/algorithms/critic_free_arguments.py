@@ -177,7 +177,7 @@ class CriticFreeArguments(CorrectedArguments):
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from self._advantage_issues()
-        yield from self._discount_issues()
+        yield from self._reward_issues()
         yield from self._surrogate_issues()
 
         # What is only logged cannot be shaped.
@@ -202,9 +202,8 @@ class CriticFreeArguments(CorrectedArguments):
         # A group of one response has neither a mean to compare with nor a standard deviation.
         divides_by_group = self.scale in ("group", "batch", "mean")
         if self.group_size == 1 and self.task_reward and (self.baseline != "none" or divides_by_group):
-            message = "1 leaves nothing to compare with; use 2 or more"
-            if not self.is_pairwise:
-                message += ", or baseline: none with scale: whiten or none"
+            others = "" if self.is_pairwise else ", or baseline: none with scale: whiten or none"
+            message = f"1 leaves nothing to compare with; use 2 or more{others}"
             yield ConfigIssue("group_size", message)
         if self.group_size == 1 and self.dynamic_sampling is not None:
             message = "compares the rewards of a group, which has one response with group_size: 1"
@@ -213,12 +212,12 @@ class CriticFreeArguments(CorrectedArguments):
             message = f"{self.scale} divides differences from the group's mean; with baseline: none use whiten or none"
             yield ConfigIssue("scale", message)
 
+    def _reward_issues(self) -> Iterator[ConfigIssue]:
         # `scale: mean` divides by a success rate: the mean of rewards that are 0 or 1.
         if self.scale == "mean" and self.overlong_buffer is not None:
             message = "makes rewards that are not 0 or 1, which scale: mean requires; set it to null"
             yield ConfigIssue("overlong_buffer", message)
 
-    def _discount_issues(self) -> Iterator[ConfigIssue]:
         # Discounting is for the rewards after a token; lambda is for values.
         if self.baseline != "none" and self.gamma != 1:
             message = "has no effect: with a baseline, all tokens of a response have the same advantage"

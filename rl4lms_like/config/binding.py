@@ -456,14 +456,20 @@ def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
             args = {"critic": "none", **args}
         checked, _ = check_component(registry, target, args, "")
         complete = _complete(target, changed(checked, _complete_nested), FILLED_IN.get(registry.kind, ()))
-        for in_episodes, in_tokens in getattr(target, "IN_EPISODES", {}).items():
-            if complete.get(in_episodes) is not None and checked.get(in_tokens) is None:
-                complete.pop(in_tokens, None)
-        block["args"] = complete
+        block["args"] = _in_one_unit(target, complete, checked)
 
     if isinstance(blocks.get("env"), dict):
         blocks["env"]["args"] = _complete(EnvArguments, blocks["env"].get("args") or {})
     return blocks
+
+
+def _in_one_unit(target: Any, args: dict[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """Return complete arguments without the default of a size in tokens where the size is given in episodes."""
+    replaced = []
+    for in_episodes, in_tokens in getattr(target, "IN_EPISODES", {}).items():
+        if args.get(in_episodes) is not None and written.get(in_tokens) is None:
+            replaced.append(in_tokens)
+    return {name: value for name, value in args.items() if name not in replaced}
 
 
 def _complete(target: Callable[..., Any], args: Mapping[str, Any], exclude: Sequence[str] = ()) -> dict[str, Any]:

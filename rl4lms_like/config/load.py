@@ -111,8 +111,6 @@ def parse_config(
     Raises:
         ConfigError: lists all errors.
     """
-    if components and (issue := unknown_kind(mapping)):
-        raise ConfigError([*issues, issue], source)
     config_class = KINDS[run_kind(mapping)]
     all_issues = list(issues)
 
@@ -126,8 +124,7 @@ def parse_config(
     # Types: each block is made, or its errors are collected.
     special = special_types if components else None
     fields, type_issues = check_arguments(config_class, written, "", exclude=("notices",), special=special)
-    refused = {issue.path for issue in function_issues}  # not a second time, as a block that is no mapping
-    all_issues += [issue for issue in type_issues if issue.path not in refused]
+    all_issues += at_other_paths(type_issues, function_issues)
 
     # Rules, of the blocks that were made.
     blocks = {}
@@ -146,6 +143,12 @@ def parse_config(
     notices: list[Any] = [*comma_notices, *rules.trusted_code(written), *broken_rules(NOTICES[config_class], blocks)]
     config: AnyConfig = config_class(**fields, notices=tuple(notices))
     return config
+
+
+def at_other_paths(issues: Sequence[ConfigIssue], known: Sequence[ConfigIssue]) -> list[ConfigIssue]:
+    """Return the issues at paths without a known one: a refused function is no mapping either."""
+    paths = {issue.path for issue in known}
+    return [issue for issue in issues if issue.path not in paths]
 
 
 def unknown_kind(mapping: Mapping[str, Any]) -> ConfigIssue | None:
@@ -255,6 +258,8 @@ def rule_issues(config_class: type[AnyConfig], blocks: Mapping[str, Any]) -> lis
 
 def config_error(mapping: Mapping[str, Any], issues: list[ConfigIssue], source: str, *, is_rl: bool) -> ConfigError:
     """Return the error that lists each issue once, in the order of the file, without the values of secrets."""
+    if (issue := unknown_kind(mapping)) is not None:
+        return ConfigError([issue], source)
     id = str(at(mapping, "alg.id"))
     settings = algorithm_settings(id)
     unique = []
