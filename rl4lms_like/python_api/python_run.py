@@ -179,6 +179,7 @@ class Run:
         """
         from rl4lms_like.preview import preview
 
+        self._require_trust()
         with self._names:
             for section in preview(self.config, full=full):
                 _say(section)
@@ -223,6 +224,7 @@ class Run:
             KeyboardInterrupt: the run was interrupted, after it was saved.
             RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
         """
+        self._require_trust()
         destinations: dict[str, Any] = {
             "quiet": quiet,
             "entity_name": entity_name,
@@ -266,6 +268,7 @@ class Run:
         from rl4lms_like.inference import components_to_evaluate, evaluate_split
         from rl4lms_like.training.inputs import build_datapool, render_prompts
 
+        self._require_trust()
         config = self.config
         with self._names:
             if metrics is not None:
@@ -316,6 +319,8 @@ class Run:
         from rl4lms_like.inference import decoding_arguments
         from rl4lms_like.training.inputs import chat_template_of
 
+        self._require_trust()
+
         # Each prompt `n` times in a row.
         is_single = isinstance(prompts, str) or is_conversation(prompts)
         listed = [prompts] if is_single else list(prompts)
@@ -344,15 +349,22 @@ class Run:
     def save(self, folder: str | Path) -> Path:
         """Copy the current model with its tokenizer to a folder, ready for `from_pretrained`.
 
+        Args:
+            folder: a new or empty folder, or one with an earlier copy of a model, which is replaced.
+
         Raises:
+            ConfigError: the folder has other files, or is that of the run.
             RL4LMsLikeError: the run has no model yet, or the folder cannot be written.
         """
+        from rl4lms_like.python_api.save_target import check_save_target
         from rl4lms_like.system.disk import saving
         from rl4lms_like.training.resuming.checkpoints import MANIFEST, STATE, TENSORS, write_folder
 
         target = Path(os.path.abspath(os.path.expanduser(folder)))
         source = self.model_folder
         if is_main_process():
+            assert self.folder is not None
+            check_save_target(target, source, self.folder)
             with saving(f"the model to {target}"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 left_out = shutil.ignore_patterns(MANIFEST, STATE, TENSORS)
@@ -510,6 +522,18 @@ class Run:
     def _is_run(folder: Path) -> bool:
         return (folder / CONFIG_FILE).is_file()
 
+    def _require_trust(self) -> None:
+        """Raise a `ConfigError` if the config is one of a folder, and allows code to run that the caller has not."""
+        from rl4lms_like.system.import_paths import trusting
+
+        if self._is_trusted:
+            return
+        allowed = "Run.from_folder(folder, trust_remote_code=True)"
+        message = f"true in a run's folder, which may come from another user: if you trust the code, use {allowed}"
+        issues = [ConfigIssue(path, message) for path in trusting(self.config.to_dict())]
+        if issues:
+            raise ConfigError(issues, f"the config of {self.folder}")
+
     # --- the current model --------------------------------------------------------------------------------------------
 
     def _model(self) -> Responder:
@@ -517,15 +541,11 @@ class Run:
         from rl4lms_like.inference import responder_of
         from rl4lms_like.run import silence_libraries
         from rl4lms_like.small_models.embedded import with_embedded_models
-        from rl4lms_like.system.import_paths import refuse_unless_trusted
         from rl4lms_like.training.inputs import build_tokenizer
 
         if self._responder is not None:
             return self._responder
         silence_libraries()
-        if not self._is_trusted:
-            blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
-            refuse_unless_trusted(self.config.to_dict(), False, f"the config of {self.folder}", blocks)
 
         # Before the training the initial model, decoding as in the run's evaluations.
         config = with_embedded_models(self.config)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl4lms_like import Run, Sample
 from rl4lms_like.data_pools.dummy import DummyPool
-from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
 from tests.config_errors import raises_at
 
 REWARD = {"id": "tests.builders:LowTokens"}
@@ -113,6 +113,51 @@ def test_the_saved_model_loads(make, tmp_path):
     folder = run.train(quiet=True).save(tmp_path / "further" / "saved")
     assert AutoModelForCausalLM.from_pretrained(folder).config.vocab_size == len(AutoTokenizer.from_pretrained(folder))
     assert not {"manifest.json", "training_state.json"} & {file.name for file in folder.iterdir()}
+
+
+def test_a_model_is_saved_over_an_earlier_copy_and_over_nothing_else(make, tmp_path, monkeypatch):
+    run = make().train(quiet=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    run.save(mine)
+    (mine / "tokenizer.json").unlink()
+    assert (run.save(mine) / "tokenizer.json").is_file()
+
+    # With a file of the user, a file in place of a folder, the run, a folder around it, and the current folder.
+    (mine / "thesis.txt").write_text("mine")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "link").symlink_to(run.folder)
+    for folder in (mine, mine / "thesis.txt", run.folder, tmp_path / "link", run.folder.parent, tmp_path / "here"):
+        with raises_at("folder"):
+            run.save(folder)
+    assert (mine / "thesis.txt").read_text() == "mine"
+    assert run.is_finished and len(run.history) == 2
+
+
+@pytest.mark.parametrize("act", ["check", "train", "new", "evaluate", "generate"])
+def test_code_of_a_foreign_folder_runs_only_with_consent(act, make, monkeypatch):
+    import json
+
+    run = make(eval_prompts=PROMPTS).train(quiet=True)
+    file = run.folder / "config.json"
+    blocks = json.loads(file.read_text())
+    blocks["tokenizer"]["trust_remote_code"] = True
+    file.write_text(json.dumps(blocks))
+    files = {path: path.stat().st_mtime_ns for path in run.folder.parent.rglob("*")}
+
+    again = Run.from_folder(run.folder)
+    acts = {
+        "check": again.check,
+        "train": lambda: again.train(n_iters=3),
+        "new": lambda: again.train(new=True),
+        "evaluate": again.evaluate,
+        "generate": lambda: again.generate("Count"),
+    }
+    with pytest.raises(ConfigError, match=r"Run\.from_folder\(folder, trust_remote_code=True\)"):
+        acts[act]()
+    assert {path: path.stat().st_mtime_ns for path in run.folder.parent.rglob("*")} == files
+    assert isinstance(Run.from_folder(run.folder, trust_remote_code=True).generate("Count"), str)
 
 
 def test_the_report_and_the_table_are_html(make):
