@@ -500,12 +500,18 @@ class Run:
             return parse_config(blocks, source=SOURCE)
 
     def _can_continue(self, config: AnyConfig) -> bool:
-        """Return True if a config is longer than the finished run in the folder, which may have ended early."""
+        """Return True if a config is longer than the finished run in the folder."""
         from rl4lms_like.training.resuming.resume import own_config
 
         assert self.folder is not None
-        length = own_config(self.folder)["train_evaluation"].get("n_iters")
-        return isinstance(config, RunConfig) and config.train_evaluation.n_iters > length
+        if not isinstance(config, RunConfig):
+            return False
+
+        # A run that has stopped early has a length that it did not need.
+        length = self.n_done
+        if config.train_evaluation.early_stopping is not None:
+            length = own_config(self.folder)["train_evaluation"]["n_iters"]
+        return config.train_evaluation.n_iters > length
 
     def _has_begun(self) -> bool:
         """Return False if the run ended before its first iteration, without a state to continue from."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from rl4lms_like import Run
+from rl4lms_like.system.errors import CheckpointError
 
 SCRIPT = '''
 import os
@@ -122,3 +123,15 @@ def test_a_setting_that_changes_on_continuing_is_listed(tiny_gpt2_dir, tmp_path)
     (change,) = json.loads((run.folder / "accepted_changes.json").read_text())
     assert change == {"iteration": 2, "path": "alg.args.learning_rate", "old": 1e-3, "new": 1e-4}
     assert Run.from_folder(run.folder).config.alg.args["learning_rate"] == 1e-4
+
+
+def test_a_run_whose_changed_reward_does_not_fit_its_checkpoint_stays_as_it_was(tiny_gpt2_dir, tmp_path):
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    config = (run.folder / "config.json").read_bytes()
+
+    again = Run.from_folder(run.folder, reward=[length, brevity])
+    with pytest.raises(CheckpointError, match="reward with the same parts, or start a new run"):
+        again.train(n_iters=3, change=["reward"], quiet=True)
+    assert (run.folder / "config.json").read_bytes() == config
+    assert not (run.folder / "accepted_changes.json").exists()
+    assert run.train(n_iters=3, quiet=True).n_done == 3
