@@ -106,6 +106,7 @@ def flat_names(kind: RunKind, algorithm: str) -> dict[str, Paths]:
 def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
     """Return the arguments of each block of a config whose keys are settings, by the path of the block."""
     generation = [Argument(name, annotation, None) for name, annotation in GENERATION_TYPES.items()]
+    columns = [Argument("prompt_column", str | None, None), *_arguments(Columns)]  # which pools of tables add
     blocks: dict[str, Sequence[Argument]] = {
         "": [argument for argument in _arguments(RunConfig) if argument.name in TOP_LEVEL],
         "tokenizer": _arguments(TokenizerConfig),
@@ -113,7 +114,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
     if kind == "on_policy":
         return blocks | {
             "datapool": _arguments(PromptPoolConfig),
-            "datapool.args": _arguments(Columns),
+            "datapool.args": columns,
             "env": _arguments(EnvConfig),
             "env.args": _arguments(EnvArguments),
             "alg.args": _of_algorithm(ALGORITHMS, algorithm),
@@ -125,7 +126,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
 
     is_preference = kind == "preference"
     return blocks | {
-        "datapool.args": _arguments(PreferenceColumns if is_preference else Columns),
+        "datapool.args": _arguments(PreferenceColumns) if is_preference else columns,
         "alg": _arguments(PreferenceAlgConfig if is_preference else SupervisedAlgConfig),
         "alg.args": _of_algorithm(OBJECTIVES, algorithm) if is_preference else (),
         "alg.training_args": training_arguments(),

@@ -211,6 +211,17 @@ def test_data_are_recognised_by_their_columns(form, tiny_gpt2_dir):
     assert is_right(sample)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_the_column_of_prompts_is_named(algorithm, tiny_gpt2_dir):
+    from rl4lms_like.training.inputs import build_datapools
+
+    rows = [{"question": "1", "completion": " 2", "prompt": "3"}]
+    given = {"prompts": rows, "reward": REWARD} if algorithm == "grpo" else {"data": rows}
+    config = Run(tiny_gpt2_dir, algorithm=algorithm, prompt_column="question", **given).config
+    (sample,) = build_datapools(config.datapool)["train"].samples
+    assert sample.prompt_or_input_text == "1" and sample.references == [" 2"]
+
+
 def test_columns_reach_rewards_and_missing_cells_are_null(make):
     from rl4lms_like.training.inputs import build_datapool
 
