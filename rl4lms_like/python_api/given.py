@@ -10,6 +10,7 @@ metrics       functions, objects, ids           train_evaluation.metrics
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ PROMPT = "prompt"
 MESSAGES = "messages"
 REFERENCES = ("references", "reference", "completion")
 """Columns with references, in this order, unless `reference_column` names another one."""
+
+DECODINGS = ("sampling", "greedy", "beam")
+"""Methods of decoding, as `inference.decoding_arguments` has them."""
 
 ENTRY = "a text, a list of messages with role and content, or a dictionary of columns"
 
@@ -331,3 +335,29 @@ def metric_list(metrics: Any) -> list[Any]:
     if isinstance(metrics, str | Mapping) or not isinstance(metrics, list | tuple):
         metrics = [metrics]
     return [{"id": metric} if isinstance(metric, str) else metric for metric in metrics]
+
+
+# --- generation ---------------------------------------------------------------------------------------------------
+
+
+def check_generation(
+    prompts: Any, *, n: Any, max_new_tokens: Any, decoding: Any, temperature: Any, top_k: Any
+) -> None:
+    """Raise a `ConfigError` that lists the arguments of `Run.generate` with other values than they may have."""
+    issues = []
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        expected = "expected a text, a conversation (a list of messages) or a list of them"
+        issues.append(ConfigIssue("prompts", f"{expected}; got {excerpt(prompts)}"))
+    if decoding not in (None, *DECODINGS):
+        issues.append(ConfigIssue("decoding", f"expected one of {', '.join(DECODINGS)}; got {excerpt(decoding)}"))
+
+    counts = {"n": (n, 1), "max_new_tokens": (max_new_tokens, 1), "top_k": (top_k, 0)}
+    for name, (value, smallest) in counts.items():
+        is_default = value is None and name != "n"
+        if not is_default and (type(value) is not int or value < smallest):
+            message = f"expected a whole number of at least {smallest}, got {excerpt(value)}"
+            issues.append(ConfigIssue(name, message))
+    if temperature is not None and (type(temperature) not in (int, float) or not 0 < temperature < math.inf):
+        issues.append(ConfigIssue("temperature", f"expected a number above 0, got {excerpt(temperature)}"))
+    if issues:
+        raise ConfigError(issues, "the arguments of generate")

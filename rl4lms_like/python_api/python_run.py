@@ -17,23 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
-from rl4lms_like.python_api.given import argument_error, is_conversation, metric_list
+from rl4lms_like.python_api.changes import WHOLE, Changes
+from rl4lms_like.python_api.generators import kept_generators
+from rl4lms_like.python_api.given import argument_error, check_generation, is_conversation, metric_list
 from rl4lms_like.python_api.main_guard import unguarded_script
 from rl4lms_like.python_api.short_errors import with_short_errors
 from rl4lms_like.python_api.shown import Report, table_html
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.ranks import is_main_process
+from rl4lms_like.system.secrets import masked
 from rl4lms_like.system.wording import excerpt
-from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, experiment_folder, is_untrained
+from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, experiment_folder, is_untrained, to_json
 
 if TYPE_CHECKING:
     from rl4lms_like.training.evaluation import Responder
 
 DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
 
-AFFECTS = "affects results"
-"""Part of the refusal of a changed setting."""
+FUNCTIONS = ("reward_fn", "train_evaluation.metrics")
+"""Paths in a config whose values may be functions."""
 
 COMMAND = "; to change it"
 """Beginning of what a refusal says about the command line."""
@@ -236,20 +240,25 @@ class Run:
         }
         config = self.config if n_iters is None else self._with_length(n_iters)
         _check_guard(config)
+        changes = Changes.of(change, config, self._names)
         self._responder = None  # its weights are not those after the training
 
-        with self._names:
+        with self._names, kept_generators():
             if self.folder is None or new:
-                if change:
+                if changes:
                     raise argument_error("change", "is for a run that has begun; give the setting to Run itself")
                 self._start(config, self._chosen_folder, destinations, new=new)
             elif self.is_finished and not self._can_continue(config):
                 _say(f"{self.folder} is finished, after {self.n_done} {_unit(config)}; nothing is left to train")
+                if changes:
+                    _say(f"not applied: change={list(changes.names)}; train(n_iters=..., change=...) trains longer with it")
             elif self._has_begun():
-                self._continue(config, change, destinations)
+                self._continue(config, changes, destinations)
             else:
+                if changes:
+                    message = "this run ended before its first iteration; train(new=True) of a Run with the setting"
+                    raise argument_error("change", f"{message} starts a new one")
                 self._start(config, self.folder, destinations)
-        self.config = config
         return self
 
     @with_short_errors
@@ -282,8 +291,9 @@ class Run:
             # The data before the model, which takes longer to load.
             pool = {split: build_datapool(config.datapool, split)}
             if not len(pool[split]):
-                argument = "eval_prompts" if isinstance(config, RunConfig) else "eval_data"
-                raise argument_error("split", f"there are no samples of {split!r}; give {argument} to Run")
+                argument = "prompts" if isinstance(config, RunConfig) else "data"
+                way_out = f"eval_{argument}" if split == "val" else f"{argument}={{'train': ..., {split!r}: ...}}"
+                raise argument_error("split", f"there are no samples of {split!r}; give {way_out} to Run")
             responder = self._model()
             samples = [sample for sample, _ in render_prompts(pool, config.tokenizer, responder.tokenizer)[split]]
             evaluation = evaluate_split(config, responder, components, samples[:limit], split)
@@ -314,12 +324,19 @@ class Run:
 
         Returns:
             A text for one prompt and a list for several; with `n` above 1, a list in place of each text.
+
+        Raises:
+            ConfigError: an argument has another value.
         """
         from rl4lms_like.core.sample import Sample
         from rl4lms_like.inference import decoding_arguments
         from rl4lms_like.training.inputs import chat_template_of
 
         self._require_trust()
+
+        check_generation(
+            prompts, n=n, max_new_tokens=max_new_tokens, decoding=decoding, temperature=temperature, top_k=top_k
+        )
 
         # Each prompt `n` times in a row.
         is_single = isinstance(prompts, str) or is_conversation(prompts)
@@ -442,52 +459,59 @@ class Run:
         """Train a new run, or the unfinished run of this config in its folder."""
         from rl4lms_like.run import train_config
 
+        def use(run_folder: Path) -> None:
+            self.folder = run_folder  # known before the training begins, so that an interrupted run can be continued
+            self._adopt(_functions_of(config))
+
         train_config(
             config,
             base_path_to_store_results=folder.parent.parent,
             project_name=folder.parent.name,
             experiment_name=folder.name,
             new=new,
-            on_folder=self._use,
+            on_folder=use,
             **destinations,
         )
 
-    def _use(self, folder: Path) -> None:
-        """Use a folder, which is known before the training begins, so that an interrupted run can be continued."""
-        self.folder = folder
-
-    def _continue(
-        self, config: AnyConfig, change: Mapping[str, Any] | Iterable[str], destinations: Mapping[str, Any]
-    ) -> None:
+    def _continue(self, config: AnyConfig, changes: Changes, destinations: Mapping[str, Any]) -> None:
         """Continue the run in its folder, with the functions of this process."""
         from rl4lms_like.run import resume
 
         assert self.folder is not None
-        values: dict[str, Any] = {}
-        metrics = []
-        for metric in config.train_evaluation.metrics:
-            metrics.append({"id": metric.id, "args": metric.args, "name": metric.name})
-        values["train_evaluation.metrics"] = metrics
+        values = _functions_of(config)
         if isinstance(config, RunConfig):
-            values["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
             values["train_evaluation.n_iters"] = config.train_evaluation.n_iters
-
-        accepted = []
-        changes = change.items() if isinstance(change, Mapping) else [(name, None) for name in change]
-        for name, value in changes:
-            for path in self._paths_of(name):
-                accepted.append(path)
-                if isinstance(change, Mapping):
-                    values[path] = value
+        values |= changes.values
         try:
-            resume(self.folder, values=values, accepted=accepted, trust_remote_code=self._is_trusted, **destinations)
+            resume(
+                self.folder,
+                values=values,
+                accepted=changes.paths,
+                trust_remote_code=self._is_trusted,
+                **destinations,
+            )
         except ConfigError as error:
             raise _with_way_out(self._names.renamed(error)) from None
+        finally:
+            self._adopt(values)
 
-    def _paths_of(self, name: str) -> list[str]:
-        """Return the config paths of a setting by its flat name, or the path itself."""
-        paths = [path for path, known in self._names.of_path.items() if known == name]
-        return paths or [{"reward": "reward_fn", "metrics": "train_evaluation.metrics"}.get(name, name)]
+    def _adopt(self, values: Mapping[str, Any]) -> None:
+        """Take over the config of the folder, which a training may have changed, with the functions of this process.
+
+        Args:
+            values: config path -> value, with the functions.
+        """
+        from rl4lms_like.training.resuming.resume import own_config
+
+        assert self.folder is not None
+        blocks = own_config(self.folder)
+        functions = {path: value for path, value in values.items() if path in FUNCTIONS}
+        with_functions, _ = apply_values(blocks, functions, "")
+        config = parse_config(with_functions, source=str(self.folder / CONFIG_FILE))
+
+        # Functions that the run has refused are not those of its folder: it keeps the config that it has.
+        if to_json(masked(config.to_dict())) == blocks:
+            self.config = config
 
     def _with_length(self, n_iters: int) -> AnyConfig:
         """Return the config with another number of iterations."""
@@ -641,15 +665,26 @@ def _check_guard(config: AnyConfig) -> None:
         raise argument_error("reward_workers", f'{message} `if __name__ == "__main__":`')
 
 
+def _functions_of(config: AnyConfig) -> dict[str, Any]:
+    """Return the blocks of a config that may have functions, by their paths."""
+    metrics = []
+    for metric in config.train_evaluation.metrics:
+        metrics.append({"id": metric.id, "args": metric.args, "name": metric.name})
+    functions: dict[str, Any] = {"train_evaluation.metrics": metrics}
+    if isinstance(config, RunConfig):
+        functions["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
+    return functions
+
+
 def _with_way_out(error: ConfigError) -> ConfigError:
     """Add to the refusal of a changed setting how it is accepted."""
     issues = []
     for issue in error.issues:
-        message = issue.message
-        if AFFECTS in message:
-            argument = issue.path.partition(".")[0]
-            message = message.partition(COMMAND)[0]  # without the option of the command line
-            message += f"; train(change=[{argument!r}]) accepts it, and the run folder lists it"
+        message, command, _ = issue.message.partition(COMMAND)
+        if command:  # what follows is the option of the command line
+            head = issue.path.partition(".")[0]
+            name = head if head in WHOLE else issue.path
+            message += f"; train(change=[{name!r}]) accepts it, and the run folder lists it"
         issues.append(ConfigIssue(issue.path, message))
     return ConfigError(issues, error.source)
 

@@ -158,6 +158,34 @@ def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny
     assert loads == []
 
 
+GENERATIONS = {
+    "a row": ({"prompts": {"prompt": "1"}}, "prompts"),
+    "nothing": ({"prompts": None}, "prompts"),
+    "misspelled decoding": ({"decoding": "sample"}, "decoding"),
+    "no response": ({"n": 0}, "n"),
+    "text for a number": ({"n": "2"}, "n"),
+    "no token": ({"max_new_tokens": 0}, "max_new_tokens"),
+    "cold": ({"temperature": 0}, "temperature"),
+    "negative": ({"top_k": -1}, "top_k"),
+}
+
+
+@pytest.mark.parametrize("mistake", GENERATIONS)
+def test_so_is_one_in_a_generation(mistake, tiny_gpt2_dir, loads):
+    wrong, argument = GENERATIONS[mistake]
+    run = Run(tiny_gpt2_dir, PROMPTS, length)
+    with pytest.raises(ConfigError) as caught:
+        run.generate(**({"prompts": "1"} | wrong))
+    (issue,) = caught.value.issues
+    assert issue.path == argument and loads == []
+
+
+@pytest.mark.parametrize(("split", "way_out"), [("val", "give eval_prompts"), ("test", "give prompts={'train'")])
+def test_an_evaluation_names_where_a_missing_split_is_given(split, way_out, tiny_gpt2_dir):
+    with pytest.raises(ConfigError, match=way_out):
+        Run(tiny_gpt2_dir, PROMPTS, length).evaluate(split)
+
+
 def test_all_mistakes_are_reported_together(tiny_gpt2_dir):
     with pytest.raises(ConfigError) as caught:
         Run(tiny_gpt2_dir, None, None, learnig_rate=1e-5, n_iters=0.5, env={"n_envz": 3})
