@@ -462,6 +462,8 @@ class Run:
         def use(run_folder: Path) -> None:
             self.folder = run_folder  # known before the training begins, so that an interrupted run can be continued
             self._adopt(_functions_of(config))
+            if not new:
+                _say_what_is_skipped(config, folder, run_folder)
 
         train_config(
             config,
@@ -674,6 +676,24 @@ def _functions_of(config: AnyConfig) -> dict[str, Any]:
     if isinstance(config, RunConfig):
         functions["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
     return functions
+
+
+def _say_what_is_skipped(config: AnyConfig, first: Path, used: Path) -> None:
+    """Print which unfinished runs are not continued because they differ, and how one with another function is."""
+    from rl4lms_like.training.resuming.accepted_changes import is_covered
+    from rl4lms_like.training.resuming.resume import in_short, unfinished_others
+
+    if not is_main_process():
+        return
+    for folder, differences in unfinished_others(config, first, used):
+        _say(f"{folder} is not finished, but is another run: {in_short(differences)}; this one is in {used}")
+        arguments = {"reward_fn": "reward", "train_evaluation.metrics": "metrics"}
+        changed = [difference.path for difference in differences]
+        names = [name for block, name in arguments.items() if any(is_covered(path, [block]) for path in changed)]
+        if all(is_covered(path, arguments) for path in changed):
+            functions = ", ".join(f"{name}=..." for name in names)
+            call = f"Run.from_folder({str(folder)!r}, {functions}).train(change={names})"
+            _say(f"to continue it with what has changed: {call}")
 
 
 def _with_way_out(error: ConfigError) -> ConfigError:

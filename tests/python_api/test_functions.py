@@ -230,3 +230,17 @@ def test_a_training_leaves_the_generators_of_the_session_as_they_were(tiny_gpt2_
         act()
         numbers.append(drawn())
     assert run.is_finished and numbers[0] == numbers[1]
+
+
+def test_an_unfinished_run_of_another_function_is_skipped_with_the_way_to_continue_it(
+    tiny_gpt2_dir, tmp_path, capsys
+):
+    CALLS.clear()
+    folder = tmp_path / "a" / "run"
+    with pytest.raises(KeyboardInterrupt):
+        Run(tiny_gpt2_dir, PROMPTS, interrupting, folder=folder, **(SIZES | {"n_iters": 3})).train(quiet=True)
+    restarted = Run(tiny_gpt2_dir, PROMPTS, length, folder=folder, **(SIZES | {"n_iters": 3})).train(quiet=True)
+    assert restarted.folder.name == "run_2"
+    call = f"Run.from_folder({str(folder)!r}, reward=...).train(change=['reward'])"
+    assert call in capsys.readouterr().out
+    assert Run.from_folder(folder, reward=length).train(change=["reward"], quiet=True).n_done == 3
