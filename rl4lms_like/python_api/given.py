@@ -188,7 +188,14 @@ def _splits(data: Any, argument: str) -> dict[str, Any]:
         known = "train, validation, test"
         message = f"a dictionary has the splits {known} as keys, got {excerpt(unknown[0])}; one row is a list of one"
         raise argument_error(argument, message)
-    return {SPLIT_NAMES[key]: rows for key, rows in data.items()}
+
+    by_split: dict[str, str] = {}
+    for key in data:
+        split = SPLIT_NAMES[key]
+        if split in by_split:
+            raise argument_error(argument, f"{by_split[split]!r} and {key!r} are names of one split; keep one of them")
+        by_split[split] = key
+    return {split: data[key] for split, key in by_split.items()}
 
 
 def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
@@ -206,7 +213,7 @@ def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
     rows = []
     for index, entry in enumerate(data):
         if isinstance(entry, str) or is_conversation(entry):
-            rows.append({PROMPT: entry})
+            rows.append({PROMPT: entry if isinstance(entry, str) else list(entry)})
         elif isinstance(entry, Sample):
             rows.append(_row_of_sample(entry))
         elif isinstance(entry, Mapping) and entry and all(isinstance(name, str) for name in entry):
@@ -269,7 +276,9 @@ def _prompt_columns(
         raise argument_error(argument, message)
 
     # Rewards and metrics get all other columns, by name. Texts that a supervised run learns are no further data.
-    left_out = {prompt, "references", "tools"} | (set() if is_rl else {reference})
+    left_out = [prompt, "references", "tools"]
+    if not is_rl:
+        left_out += reference if isinstance(reference, list | tuple) else [reference]
     others = [name for name in names if name not in left_out]
     if others:
         arguments["meta_columns"] = others

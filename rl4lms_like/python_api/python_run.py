@@ -122,6 +122,9 @@ class Run:
             raise argument_error(
                 "config", "has all settings of a run; remove the other arguments, or change the config"
             )
+        if not isinstance(config, Mapping | AnyConfig):
+            hint = f"; a file is read by Run.from_file({config!r})" if isinstance(config, str | os.PathLike) else ""
+            raise argument_error("config", f"expected a config or the blocks of a file, got {excerpt(config)}{hint}")
         self.config = parse_config(config, data=True) if isinstance(config, Mapping) else config
 
     # --- other ways to a run ------------------------------------------------------------------------------------------

@@ -184,21 +184,24 @@ def merged(
         elif block is not None:
             issues.append(ConfigIssue(name, f"expected a dictionary, the block {name} of a file"))
 
+    # A dictionary before the settings within it, in whichever order they were given.
+    flat = [name for name in given if name not in BLOCKS]
+    flat.sort(key=lambda name: min((path.count(".") for path in names.get(name, ())), default=0))
+
     set_by: dict[str, str] = {}
-    for name, value in given.items():
-        if name in BLOCKS:
-            continue
+    for name in flat:
         paths = names.get(name, ())
         if message := _refusal(name, paths, names, others):
             issues.append(ConfigIssue(name, message))
             continue
         for path in paths:
             if is_set(blocks, path):
-                first = set_by.get(path) or f"the dictionary {path.partition('.')[0]!r} as {path}"
+                around = [by for of_path, by in set_by.items() if f"{path}.".startswith(f"{of_path}.")]
+                first = around[0] if around else f"the dictionary {path.partition('.')[0]!r} as {path}"
                 issues.append(ConfigIssue(name, f"is given twice, also in {first}; keep one of them"))
                 continue
             set_by[path] = name
-            put(blocks, path, value)
+            put(blocks, path, given[name])
     return blocks, set_by, issues
 
 
@@ -231,25 +234,22 @@ def is_set(blocks: Mapping[str, Any], path: str) -> bool:
 
 
 def put(blocks: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a path; a dictionary that a flat name already filled is completed."""
+    """Set the value at a path; what is no mapping on the way there is left to the config's checks."""
     *parents, key = path.split(".")
+    block: Any = blocks
     for parent in parents:
-        blocks = blocks.setdefault(parent, {})
-    if isinstance(value, Mapping) and isinstance(blocks.get(key), dict):
-        blocks[key] = {**value, **blocks[key]}
-    else:
-        blocks[key] = value
+        if block.get(parent) is None:  # null is a block without keys, as in a file
+            block[parent] = {}
+        block = block[parent]
+        if not isinstance(block, dict):
+            return
+    block[key] = _copied(value)
 
 
 def put_default(blocks: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a path that has none; what is no mapping on the way there is left to the config's checks."""
+    """Set the value at a path that has none, see `put`."""
     if not is_set(blocks, path):
-        parent: Any = blocks
-        for key in path.split(".")[:-1]:
-            parent = parent.setdefault(key, {})
-            if not isinstance(parent, dict):
-                return
-        parent[path.rpartition(".")[2]] = value
+        put(blocks, path, value)
 
 
 def _copied(value: Any) -> Any:

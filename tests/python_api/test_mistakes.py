@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rl4lms_like import Run
 from rl4lms_like.system.errors import ConfigError
 from tests.builders import LowTokens
+from tests.config_errors import raises_at
 
 PROMPTS = ["Count with me: 1", "Count with me: 2"]
 PAIRS = [{"prompt": "a", "completion": " b"}]
@@ -80,12 +81,20 @@ MISTAKES = {
     "setting of another kind": ({"num_train_epochs": 2}, "num_train_epochs", "given texts"),
     "rewards for dpo": ({"algorithm": "dpo", "data": PAIRS, "prompts": None}, "reward", "data"),
     "folder": ({"folder": 3}, "folder", "3"),
+    "two names of a split": ({"prompts": {"train": ["a"], "validation": ["b"], "dev": ["c"]}}, "prompts", "'dev'"),
+    "numbers as keys": ({"prompts": [{"prompt": "a", "x": [{1: 2}]}]}, "prompts", "'x' of entry 0 has the key 1"),
+    "tuple in a column": ({"prompts": [{"prompt": "a", "x": (1, 2)}]}, "prompts", "'x' of entry 0"),
+    "triple as a reward": ({"reward": [(length, 1, 2)]}, "reward", "pairs"),
+    "number among rewards": ({"reward": [length, 3]}, "reward", "3"),
+    "text for a policy": ({"alg": {"policy": "x"}}, "alg.policy", "mapping"),
+    "settings twice": ({"max_new_tokens": 3, "generation_kwargs": {"max_new_tokens": 3}}, "max_new_tokens", "twice"),
 }
 OFFLINE_MISTAKES = {
     "column of pairs": ({"algorithm": "dpo", "data": PAIRS}, "data", "'chosen'"),
     "no text to learn": ({"algorithm": "sft", "data": ["a", "b"]}, "data", "reference_column"),
     "two meanings": ({"algorithm": "sft", "data": PAIRS, "use_cache": True}, "use_cache", "training_args"),
     "iterations": ({"algorithm": "sft", "data": PAIRS, "n_iters": 3}, "n_iters", "rollouts"),
+    "list of unknown columns": ({"algorithm": "sft", "data": PAIRS, "reference_column": ["a"]}, "data", "'a'"),
     "frame without a column": ({"algorithm": "sft", "data": pd.DataFrame({"body": ["a"]})}, "data", "body"),
 }
 
@@ -156,6 +165,11 @@ def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny
         assert issue.path == argument and mentioned in issue.message
     assert not (tmp_path / "a" / "run").exists()
     assert loads == []
+
+
+def test_the_name_of_a_file_is_no_config():
+    with raises_at("config", mentions="Run.from_file('x.yml')"):
+        Run(config="x.yml")
 
 
 GENERATIONS = {

@@ -239,6 +239,7 @@ def test_a_loaded_model_is_the_model_of_its_folder(make, tiny_gpt2_dir):
 
     # One folder for the same weights, another one for others.
     first = run.config.alg.policy.args["model_name"]
+    tokenizer(["a", "b c"], padding=True, truncation=True, max_length=4)  # which stays in the tokenizer
     assert make(model=loaded, tokenizer=tokenizer).config.alg.policy.args["model_name"] == first
     loaded.transformer.wte.weight.data[0, 0] += 1
     assert make(model=loaded, tokenizer=tokenizer).config.alg.policy.args["model_name"] != first
