@@ -29,6 +29,7 @@ from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.preferences import PreferenceColumns
 from rl4lms_like.envs.arguments import EnvArguments, EnvConfig
 from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments
+from rl4lms_like.python_api.names_elsewhere import equivalent
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.system.registry import Registry
@@ -217,9 +218,14 @@ def _refusal(name: str, paths: Paths, names: Mapping[str, Paths], others: Collec
         return None
     if name in REFUSED:
         return REFUSED[name]
+    is_rl = "kl_coeff" in names
+    elsewhere = equivalent(name, names, is_rl=is_rl)
     if name in others:
-        is_rl = "kl_coeff" in names
-        return f"is a setting of runs that learn from {'given texts' if is_rl else 'rollouts'}, not of this algorithm"
+        kind = "given texts" if is_rl else "rollouts"
+        hint = f"; {elsewhere}" if elsewhere else ""
+        return f"is a setting of runs that learn from {kind}, not of this algorithm{hint}"
+    if elsewhere:
+        return f"unknown argument; {elsewhere}"
     return unknown_key(name, [*names, *BLOCKS]).replace("unknown key", "unknown argument")
 
 

@@ -172,6 +172,37 @@ def test_the_name_of_a_file_is_no_config():
         Run(config="x.yml")
 
 
+# Setting of TRL -> what Run has in its place.
+OF_TRL = {
+    "num_generations": "group_size",
+    "epsilon": "clip_range",
+    "beta": "kl_coeff",
+    "lora_r": "peft",
+    "output_dir": "folder",
+    "max_completion_length": "max_new_tokens",
+    "num_train_epochs": "n_iters",
+    "reward_funcs": "reward",
+    "report_to": "train(log_to_wandb=True)",
+    "policy_loss_type": "algorithm",
+    "cliprange_value": "clip_range_vf, which this algorithm does not have",
+}
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+def test_a_name_of_trl_is_answered_with_the_argument_of_run(name, tiny_gpt2_dir):
+    with pytest.raises(ConfigError) as caught:
+        Run(tiny_gpt2_dir, PROMPTS, length, **{name: 1})
+    (issue,) = caught.value.issues
+    assert issue.path == name and f"the equivalent is {OF_TRL[name]}" in issue.message
+
+
+@pytest.mark.parametrize(("name", "argument"), [("rpo_alpha", "sft_weight"), ("output_dir", "folder")])
+def test_so_is_one_in_a_run_with_preferences(name, argument, tiny_gpt2_dir):
+    pairs = [{"prompt": "a", "chosen": " b", "rejected": " c"}]
+    with pytest.raises(ConfigError, match=f"the equivalent is {argument}"):
+        Run(tiny_gpt2_dir, data=pairs, algorithm="dpo", **{name: 1})
+
+
 GENERATIONS = {
     "a row": ({"prompts": {"prompt": "1"}}, "prompts"),
     "nothing": ({"prompts": None}, "prompts"),
