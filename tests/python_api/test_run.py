@@ -160,6 +160,26 @@ def test_code_of_a_foreign_folder_runs_only_with_consent(act, make, monkeypatch)
     assert isinstance(Run.from_folder(run.folder, trust_remote_code=True).generate("Count"), str)
 
 
+def test_only_an_interrupted_training_says_that_it_is_saved(make, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rl4lms_like.python_api.short_errors.is_interactive", lambda: True)
+    run = make(eval_prompts=PROMPTS).train(quiet=True)
+    monkeypatch.setattr("rl4lms_like.training.evaluation.Responder.respond", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run.generate("Count")
+    assert str(caught.value) == ""
+
+    # Before there is a folder, and with one.
+    for n_iters, name in ((2, "new"), (3, "run")):
+        monkeypatch.setattr("rl4lms_like.run.train_config", interrupt)
+        monkeypatch.setattr("rl4lms_like.run.resume", interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            (run if name == "run" else make(name)).train(n_iters, quiet=True)
+        assert ("train() continues it" in str(caught.value)) == (name == "run")
+
+
 def test_the_report_and_the_table_are_html(make):
     run = make()
     with pytest.raises(RL4LMsLikeError, match="train"):
