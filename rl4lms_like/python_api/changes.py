@@ -1,9 +1,9 @@
 """Changes that the user accepts on continuing: `train(change=...)`, by the names of settings or by config paths.
 
-    change=["reward"]                     reward_fn
-    change={"learning_rate": 1e-6}        alg.args.learning_rate
-    change={"peft.r": 4}                  alg.policy.args.peft.r
-    change=["alg.args"]                   itself, a block
+change=["reward"]                     reward_fn
+change={"learning_rate": 1e-6}        alg.args.learning_rate
+change={"peft.r": 4}                  alg.policy.args.peft.r
+change=["alg.args"]                   itself, a block
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Changes:
         known = {path: name for name, path in WHOLE.items()}
         known = ArgumentNames.of_config(config).of_path | names.of_path | known
         paths_of = {}
-        values = {}
+        values: dict[str, Any] = {}
         for name in listed:
             paths_of[name] = _paths_of(name, config, known)
             if isinstance(change, Mapping):
@@ -70,7 +70,7 @@ class Changes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the user has named."""
+        """Names that the user has given."""
         return tuple(self.paths_of)
 
     @property

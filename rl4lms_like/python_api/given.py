@@ -349,9 +349,7 @@ def metric_list(metrics: Any) -> list[Any]:
 # --- generation ---------------------------------------------------------------------------------------------------
 
 
-def check_generation(
-    prompts: Any, *, n: Any, max_new_tokens: Any, decoding: Any, temperature: Any, top_k: Any
-) -> None:
+def check_generation(prompts: Any, *, n: Any, max_new_tokens: Any, decoding: Any, temperature: Any, top_k: Any) -> None:
     """Raise a `ConfigError` that lists the arguments of `Run.generate` with other values than they may have."""
     issues = []
     if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):

@@ -254,8 +254,8 @@ class Run:
             elif self.is_finished and not self._can_continue(config):
                 _say(f"{self.folder} is finished, after {self.n_done} {_unit(config)}; nothing is left to train")
                 if changes:
-                    _say(f"not applied: change={list(changes.names)}; train(n_iters=..., change=...) trains longer with it")
-            elif self._has_begun():
+                    _say(f"not applied: change={list(changes.names)}; train(n_iters=..., change=...) applies it")
+            elif _has_begun(self.folder):
                 self._continue(config, changes, destinations)
             else:
                 if changes:
@@ -542,17 +542,6 @@ class Run:
             length = own_config(self.folder)["train_evaluation"]["n_iters"]
         return config.train_evaluation.n_iters > length
 
-    def _has_begun(self) -> bool:
-        """Return False if the run ended before its first iteration, without a state to continue from."""
-        from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
-
-        assert self.folder is not None
-        try:
-            newest_checkpoint(self.folder)
-        except CheckpointError:
-            return not is_untrained(self.folder)
-        return True
-
     @staticmethod
     def _is_run(folder: Path) -> bool:
         return (folder / CONFIG_FILE).is_file()
@@ -670,6 +659,17 @@ def _check_guard(config: AnyConfig) -> None:
         raise argument_error("reward_workers", f'{message} `if __name__ == "__main__":`')
 
 
+def _has_begun(folder: Path) -> bool:
+    """Return False if a run ended before its first iteration, without a state to continue from."""
+    from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
+
+    try:
+        newest_checkpoint(folder)
+    except CheckpointError:
+        return not is_untrained(folder)
+    return True
+
+
 def _functions_of(config: AnyConfig) -> dict[str, Any]:
     """Return the blocks of a config that may have functions, by their paths."""
     metrics = []
@@ -693,7 +693,7 @@ def _say_what_is_skipped(config: AnyConfig, first: Path, used: Path) -> None:
         arguments = {"reward_fn": "reward", "train_evaluation.metrics": "metrics"}
         changed = [difference.path for difference in differences]
         names = [name for block, name in arguments.items() if any(is_covered(path, [block]) for path in changed)]
-        if all(is_covered(path, arguments) for path in changed):
+        if _has_begun(folder) and all(is_covered(path, arguments) for path in changed):
             functions = ", ".join(f"{name}=..." for name in names)
             call = f"Run.from_folder({str(folder)!r}, {functions}).train(change={names})"
             _say(f"to continue it with what has changed: {call}")

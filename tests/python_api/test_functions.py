@@ -232,9 +232,7 @@ def test_a_training_leaves_the_generators_of_the_session_as_they_were(tiny_gpt2_
     assert run.is_finished and numbers[0] == numbers[1]
 
 
-def test_an_unfinished_run_of_another_function_is_skipped_with_the_way_to_continue_it(
-    tiny_gpt2_dir, tmp_path, capsys
-):
+def test_an_unfinished_run_of_another_function_is_skipped_with_the_way_to_continue_it(tiny_gpt2_dir, tmp_path, capsys):
     CALLS.clear()
     folder = tmp_path / "a" / "run"
     with pytest.raises(KeyboardInterrupt):
