@@ -259,7 +259,7 @@ def _train(
     from rl4lms_like.estimates.memory import explaining
     from rl4lms_like.tracking.base import SilentTracker, Tracker
     from rl4lms_like.training.model_card import write_model_card
-    from rl4lms_like.training.resuming.accepted_changes import record_changes
+    from rl4lms_like.training.resuming.accepted_changes import record_changes, undone_on_failure
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
@@ -296,6 +296,11 @@ def _train(
         # A tracker has open files, so only the path is sent. The folder may be numbered (`run_2`), if `run` is taken.
         return tracker.run_path
 
+    # The changes of a run whose checkpoint cannot be loaded with them are undone.
+    loading = ExitStack()
+    if resumed is not None and ranks.is_main:
+        loading.enter_context(undone_on_failure(resumed.run_folder))
+
     try:
         run_path = ranks.from_main(open_tracker)
         if tracker is None:
@@ -318,7 +323,9 @@ def _train(
             # is marked as finished: another start of the same command resumes every other run.
             try:
                 with explaining(config):
-                    make_trainer(tracker, resume_from=checkpoint).train_and_eval()
+                    with loading:
+                        trainer = make_trainer(tracker, resume_from=checkpoint)
+                    trainer.train_and_eval()
             finally:
                 if ranks.is_main:
                     _write_report(tracker)

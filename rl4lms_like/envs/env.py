@@ -29,7 +29,7 @@ from rl4lms_like.rewards.base import AnyReward
 from rl4lms_like.rewards.call import score_transition_in_parts
 from rl4lms_like.rewards.python_function import column_issues, reward_of
 from rl4lms_like.system.component_state import load_state, state_of
-from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue
 from rl4lms_like.system.schema import checked_block
 
 if TYPE_CHECKING:
@@ -228,9 +228,18 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         return {"sampler": self.sampler.state_dict(), "reward": state_of(self.reward_function)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state returned by `state_dict`; takes effect at the next `reset`."""
+        """Restore the state returned by `state_dict`; takes effect at the next `reset`.
+
+        Raises:
+            CheckpointError: the state is that of a reward with other parts.
+        """
         self.sampler.load_state_dict(state["sampler"])
-        load_state(self.reward_function, state["reward"])
+        try:
+            load_state(self.reward_function, state["reward"])
+        except ValueError as error:
+            message = f"the state of its reward does not fit the reward of now: {error}"
+            way_out = "give a reward with the same parts, or start a new run from the model of this one"
+            raise CheckpointError(f"{message}; {way_out}") from error
 
     def leave(self) -> None:
         """Mark the episode as ended because it was scored outside this environment; `reset` starts the next one."""

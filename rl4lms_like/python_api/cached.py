@@ -44,6 +44,10 @@ def cached_rows(rows: Sequence[Mapping[str, Any]], argument: str) -> Path:
     """
     lines = []
     for index, row in enumerate(rows):
+        for column, value in row.items():
+            if change := _altered(value):
+                message = f"column {column!r} of entry {index} has {change}; convert or remove it"
+                raise ConfigError([ConfigIssue(argument, message)])
         try:
             lines.append(json.dumps(row, allow_nan=False, default=_plain) + "\n")
         except (TypeError, ValueError, RecursionError) as error:
@@ -68,6 +72,19 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(type(value).__name__)
+
+
+def _altered(value: Any) -> str | None:
+    """Return what JSON would silently restore as something else, or None: keys that are no texts, and tuples."""
+    if isinstance(value, tuple):
+        return f"{excerpt(value)}, a tuple, which JSON makes a list"
+    items = value if isinstance(value, list) else []
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                return f"the key {excerpt(key)}, which JSON makes a text"
+        items = list(value.values())
+    return next(filter(None, map(_altered, items)), None)
 
 
 def _why_not_json(row: Mapping[str, Any], index: int) -> str:
@@ -121,13 +138,20 @@ def _weights(model: Any) -> Iterator[bytes]:
 
 
 def _digest_of_tokenizer(tokenizer: Any) -> bytes:
-    """Return the digest of the files that a tokenizer saves."""
+    """Return the digest of the files that a tokenizer saves, whatever it was last called with."""
     digest = hashlib.sha256()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         for file in sorted(Path(folder).rglob("*")):
-            if file.is_file():
-                digest.update(file.name.encode() + b"\0" + file.read_bytes())
+            if not file.is_file():
+                continue
+            content = file.read_bytes()
+
+            # A call with `padding` or `truncation` leaves them in the tokenizer, and each call sets them anew.
+            if file.name == "tokenizer.json":
+                state = json.loads(content) | {"padding": None, "truncation": None}
+                content = json.dumps(state, sort_keys=True).encode()
+            digest.update(file.name.encode() + b"\0" + content)
     return digest.digest()
 
 

@@ -7,6 +7,7 @@ and without a critic there is no KL penalty.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -101,7 +102,7 @@ def _add_rl_defaults(
     _add_generation(blocks, GENERATION)
 
     # Lengths. A seq2seq model begins its response with a token of its own.
-    response = at(blocks, f"{GENERATION}.max_new_tokens")
+    response = at(blocks, f"{GENERATION}.max_new_tokens") or RESPONSE_LENGTH
     put_default(blocks, "env.args.terminate_on_eos", True)
     put_default(blocks, "env.args.max_episode_length", response)
     put_default(blocks, "env.args.max_prompt_length", _prompt_length(network, response))
@@ -142,7 +143,14 @@ def _add_sizes(blocks: dict[str, Any], arguments: Any) -> None:
         put_default(blocks, "env.n_envs", max(N_TOGETHER - N_TOGETHER % group_size, group_size))
         return
 
-    put_default(blocks, "alg.args.n_episodes", max(N_EPISODES - N_EPISODES % group_size, N_GROUPS * group_size))
+    # Whole rollouts of the responses that are generated together, if their number is given.
+    size = max(N_EPISODES - N_EPISODES % group_size, N_GROUPS * group_size)
+    n_envs = at(blocks, "env.n_envs")
+    if isinstance(n_envs, int) and n_envs > 0:
+        unit = math.lcm(n_envs, group_size)
+        size = math.ceil(size / unit) * unit
+    put_default(blocks, "alg.args.n_episodes", size)
+
     n_episodes = at(blocks, "alg.args.n_episodes")
     if not isinstance(n_episodes, int) or n_episodes < 1:
         return

@@ -10,6 +10,7 @@ metrics       functions, objects, ids           train_evaluation.metrics
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,9 @@ PROMPT = "prompt"
 MESSAGES = "messages"
 REFERENCES = ("references", "reference", "completion")
 """Columns with references, in this order, unless `reference_column` names another one."""
+
+DECODINGS = ("sampling", "greedy", "beam")
+"""Methods of decoding, as `inference.decoding_arguments` has them."""
 
 ENTRY = "a text, a list of messages with role and content, or a dictionary of columns"
 
@@ -184,7 +188,14 @@ def _splits(data: Any, argument: str) -> dict[str, Any]:
         known = "train, validation, test"
         message = f"a dictionary has the splits {known} as keys, got {excerpt(unknown[0])}; one row is a list of one"
         raise argument_error(argument, message)
-    return {SPLIT_NAMES[key]: rows for key, rows in data.items()}
+
+    by_split: dict[str, str] = {}
+    for key in data:
+        split = SPLIT_NAMES[key]
+        if split in by_split:
+            raise argument_error(argument, f"{by_split[split]!r} and {key!r} are names of one split; keep one of them")
+        by_split[split] = key
+    return {split: data[key] for split, key in by_split.items()}
 
 
 def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
@@ -202,7 +213,7 @@ def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
     rows = []
     for index, entry in enumerate(data):
         if isinstance(entry, str) or is_conversation(entry):
-            rows.append({PROMPT: entry})
+            rows.append({PROMPT: entry if isinstance(entry, str) else list(entry)})
         elif isinstance(entry, Sample):
             rows.append(_row_of_sample(entry))
         elif isinstance(entry, Mapping) and entry and all(isinstance(name, str) for name in entry):
@@ -265,7 +276,9 @@ def _prompt_columns(
         raise argument_error(argument, message)
 
     # Rewards and metrics get all other columns, by name. Texts that a supervised run learns are no further data.
-    left_out = {prompt, "references", "tools"} | (set() if is_rl else {reference})
+    left_out = [prompt, "references", "tools"]
+    if not is_rl:
+        left_out += reference if isinstance(reference, list | tuple) else [reference]
     others = [name for name in names if name not in left_out]
     if others:
         arguments["meta_columns"] = others
@@ -331,3 +344,27 @@ def metric_list(metrics: Any) -> list[Any]:
     if isinstance(metrics, str | Mapping) or not isinstance(metrics, list | tuple):
         metrics = [metrics]
     return [{"id": metric} if isinstance(metric, str) else metric for metric in metrics]
+
+
+# --- generation ---------------------------------------------------------------------------------------------------
+
+
+def check_generation(prompts: Any, *, n: Any, max_new_tokens: Any, decoding: Any, temperature: Any, top_k: Any) -> None:
+    """Raise a `ConfigError` that lists the arguments of `Run.generate` with other values than they may have."""
+    issues = []
+    if isinstance(prompts, Mapping | bytes) or not isinstance(prompts, Iterable):
+        expected = "expected a text, a conversation (a list of messages) or a list of them"
+        issues.append(ConfigIssue("prompts", f"{expected}; got {excerpt(prompts)}"))
+    if decoding not in (None, *DECODINGS):
+        issues.append(ConfigIssue("decoding", f"expected one of {', '.join(DECODINGS)}; got {excerpt(decoding)}"))
+
+    counts = {"n": (n, 1), "max_new_tokens": (max_new_tokens, 1), "top_k": (top_k, 0)}
+    for name, (value, smallest) in counts.items():
+        is_default = value is None and name != "n"
+        if not is_default and (type(value) is not int or value < smallest):
+            message = f"expected a whole number of at least {smallest}, got {excerpt(value)}"
+            issues.append(ConfigIssue(name, message))
+    if temperature is not None and (type(temperature) not in (int, float) or not 0 < temperature < math.inf):
+        issues.append(ConfigIssue("temperature", f"expected a number above 0, got {excerpt(temperature)}"))
+    if issues:
+        raise ConfigError(issues, "the arguments of generate")

@@ -17,23 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
-from rl4lms_like.python_api.given import argument_error, is_conversation, metric_list
+from rl4lms_like.python_api.changes import WHOLE, Changes
+from rl4lms_like.python_api.generators import kept_generators
+from rl4lms_like.python_api.given import argument_error, check_generation, is_conversation, metric_list
 from rl4lms_like.python_api.main_guard import unguarded_script
 from rl4lms_like.python_api.short_errors import with_short_errors
 from rl4lms_like.python_api.shown import Report, table_html
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.ranks import is_main_process
+from rl4lms_like.system.secrets import masked
 from rl4lms_like.system.wording import excerpt
-from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, experiment_folder, is_untrained
+from rl4lms_like.tracking.run_folder import CONFIG_FILE, FINISHED_FILE, experiment_folder, is_untrained, to_json
 
 if TYPE_CHECKING:
     from rl4lms_like.training.evaluation import Responder
 
 DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
 
-AFFECTS = "affects results"
-"""Part of the refusal of a changed setting."""
+FUNCTIONS = ("reward_fn", "train_evaluation.metrics")
+"""Paths in a config whose values may be functions."""
 
 COMMAND = "; to change it"
 """Beginning of what a refusal says about the command line."""
@@ -118,6 +122,9 @@ class Run:
             raise argument_error(
                 "config", "has all settings of a run; remove the other arguments, or change the config"
             )
+        if not isinstance(config, Mapping | AnyConfig):
+            hint = f"; a file is read by Run.from_file({config!r})" if isinstance(config, str | os.PathLike) else ""
+            raise argument_error("config", f"expected a config or the blocks of a file, got {excerpt(config)}{hint}")
         self.config = parse_config(config, data=True) if isinstance(config, Mapping) else config
 
     # --- other ways to a run ------------------------------------------------------------------------------------------
@@ -179,6 +186,7 @@ class Run:
         """
         from rl4lms_like.preview import preview
 
+        self._require_trust()
         with self._names:
             for section in preview(self.config, full=full):
                 _say(section)
@@ -223,6 +231,7 @@ class Run:
             KeyboardInterrupt: the run was interrupted, after it was saved.
             RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
         """
+        self._require_trust()
         destinations: dict[str, Any] = {
             "quiet": quiet,
             "entity_name": entity_name,
@@ -234,20 +243,25 @@ class Run:
         }
         config = self.config if n_iters is None else self._with_length(n_iters)
         _check_guard(config)
+        changes = Changes.of(change, config, self._names)
         self._responder = None  # its weights are not those after the training
 
-        with self._names:
+        with self._names, kept_generators():
             if self.folder is None or new:
-                if change:
+                if changes:
                     raise argument_error("change", "is for a run that has begun; give the setting to Run itself")
                 self._start(config, self._chosen_folder, destinations, new=new)
             elif self.is_finished and not self._can_continue(config):
                 _say(f"{self.folder} is finished, after {self.n_done} {_unit(config)}; nothing is left to train")
-            elif self._has_begun():
-                self._continue(config, change, destinations)
+                if changes:
+                    _say(f"not applied: change={list(changes.names)}; train(n_iters=..., change=...) applies it")
+            elif _has_begun(self.folder):
+                self._continue(config, changes, destinations)
             else:
+                if changes:
+                    message = "this run ended before its first iteration; train(new=True) of a Run with the setting"
+                    raise argument_error("change", f"{message} starts a new one")
                 self._start(config, self.folder, destinations)
-        self.config = config
         return self
 
     @with_short_errors
@@ -266,6 +280,7 @@ class Run:
         from rl4lms_like.inference import components_to_evaluate, evaluate_split
         from rl4lms_like.training.inputs import build_datapool, render_prompts
 
+        self._require_trust()
         config = self.config
         with self._names:
             if metrics is not None:
@@ -279,8 +294,9 @@ class Run:
             # The data before the model, which takes longer to load.
             pool = {split: build_datapool(config.datapool, split)}
             if not len(pool[split]):
-                argument = "eval_prompts" if isinstance(config, RunConfig) else "eval_data"
-                raise argument_error("split", f"there are no samples of {split!r}; give {argument} to Run")
+                argument = "prompts" if isinstance(config, RunConfig) else "data"
+                way_out = f"eval_{argument}" if split == "val" else f"{argument}={{'train': ..., {split!r}: ...}}"
+                raise argument_error("split", f"there are no samples of {split!r}; give {way_out} to Run")
             responder = self._model()
             samples = [sample for sample, _ in render_prompts(pool, config.tokenizer, responder.tokenizer)[split]]
             evaluation = evaluate_split(config, responder, components, samples[:limit], split)
@@ -311,10 +327,19 @@ class Run:
 
         Returns:
             A text for one prompt and a list for several; with `n` above 1, a list in place of each text.
+
+        Raises:
+            ConfigError: an argument has another value.
         """
         from rl4lms_like.core.sample import Sample
         from rl4lms_like.inference import decoding_arguments
         from rl4lms_like.training.inputs import chat_template_of
+
+        self._require_trust()
+
+        check_generation(
+            prompts, n=n, max_new_tokens=max_new_tokens, decoding=decoding, temperature=temperature, top_k=top_k
+        )
 
         # Each prompt `n` times in a row.
         is_single = isinstance(prompts, str) or is_conversation(prompts)
@@ -344,15 +369,22 @@ class Run:
     def save(self, folder: str | Path) -> Path:
         """Copy the current model with its tokenizer to a folder, ready for `from_pretrained`.
 
+        Args:
+            folder: a new or empty folder, or one with an earlier copy of a model, which is replaced.
+
         Raises:
+            ConfigError: the folder has other files, or is that of the run.
             RL4LMsLikeError: the run has no model yet, or the folder cannot be written.
         """
+        from rl4lms_like.python_api.save_target import check_save_target
         from rl4lms_like.system.disk import saving
         from rl4lms_like.training.resuming.checkpoints import MANIFEST, STATE, TENSORS, write_folder
 
         target = Path(os.path.abspath(os.path.expanduser(folder)))
         source = self.model_folder
         if is_main_process():
+            assert self.folder is not None
+            check_save_target(target, source, self.folder)
             with saving(f"the model to {target}"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 left_out = shutil.ignore_patterns(MANIFEST, STATE, TENSORS)
@@ -430,52 +462,61 @@ class Run:
         """Train a new run, or the unfinished run of this config in its folder."""
         from rl4lms_like.run import train_config
 
+        def use(run_folder: Path) -> None:
+            self.folder = run_folder  # known before the training begins, so that an interrupted run can be continued
+            self._adopt(_functions_of(config))
+            if not new:
+                _say_what_is_skipped(config, folder, run_folder)
+
         train_config(
             config,
             base_path_to_store_results=folder.parent.parent,
             project_name=folder.parent.name,
             experiment_name=folder.name,
             new=new,
-            on_folder=self._use,
+            on_folder=use,
             **destinations,
         )
 
-    def _use(self, folder: Path) -> None:
-        """Use a folder, which is known before the training begins, so that an interrupted run can be continued."""
-        self.folder = folder
-
-    def _continue(
-        self, config: AnyConfig, change: Mapping[str, Any] | Iterable[str], destinations: Mapping[str, Any]
-    ) -> None:
+    def _continue(self, config: AnyConfig, changes: Changes, destinations: Mapping[str, Any]) -> None:
         """Continue the run in its folder, with the functions of this process."""
         from rl4lms_like.run import resume
 
         assert self.folder is not None
-        values: dict[str, Any] = {}
-        metrics = []
-        for metric in config.train_evaluation.metrics:
-            metrics.append({"id": metric.id, "args": metric.args, "name": metric.name})
-        values["train_evaluation.metrics"] = metrics
+        values = _functions_of(config)
         if isinstance(config, RunConfig):
-            values["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
             values["train_evaluation.n_iters"] = config.train_evaluation.n_iters
-
-        accepted = []
-        changes = change.items() if isinstance(change, Mapping) else [(name, None) for name in change]
-        for name, value in changes:
-            for path in self._paths_of(name):
-                accepted.append(path)
-                if isinstance(change, Mapping):
-                    values[path] = value
+        values |= changes.values
         try:
-            resume(self.folder, values=values, accepted=accepted, trust_remote_code=self._is_trusted, **destinations)
+            resume(
+                self.folder,
+                values=values,
+                accepted=changes.paths,
+                trust_remote_code=self._is_trusted,
+                **destinations,
+            )
         except ConfigError as error:
             raise _with_way_out(self._names.renamed(error)) from None
+        finally:
+            self._adopt(values)
 
-    def _paths_of(self, name: str) -> list[str]:
-        """Return the config paths of a setting by its flat name, or the path itself."""
-        paths = [path for path, known in self._names.of_path.items() if known == name]
-        return paths or [{"reward": "reward_fn", "metrics": "train_evaluation.metrics"}.get(name, name)]
+    def _adopt(self, values: Mapping[str, Any]) -> None:
+        """Take over the config of the folder, which a training may have changed, with the functions of this process.
+
+        Args:
+            values: config path -> value, with the functions.
+        """
+        from rl4lms_like.training.resuming.resume import own_config
+
+        assert self.folder is not None
+        blocks = own_config(self.folder)
+        functions = {path: value for path, value in values.items() if path in FUNCTIONS}
+        with_functions, _ = apply_values(blocks, functions, "")
+        config = parse_config(with_functions, source=str(self.folder / CONFIG_FILE))
+
+        # Functions that the run has refused are not those of its folder: it keeps the config that it has.
+        if to_json(masked(config.to_dict())) == blocks:
+            self.config = config
 
     def _with_length(self, n_iters: int) -> AnyConfig:
         """Return the config with another number of iterations."""
@@ -488,27 +529,34 @@ class Run:
             return parse_config(blocks, source=SOURCE)
 
     def _can_continue(self, config: AnyConfig) -> bool:
-        """Return True if a config is longer than the finished run in the folder, which may have ended early."""
+        """Return True if a config is longer than the finished run in the folder."""
         from rl4lms_like.training.resuming.resume import own_config
 
         assert self.folder is not None
-        length = own_config(self.folder)["train_evaluation"].get("n_iters")
-        return isinstance(config, RunConfig) and config.train_evaluation.n_iters > length
+        if not isinstance(config, RunConfig):
+            return False
 
-    def _has_begun(self) -> bool:
-        """Return False if the run ended before its first iteration, without a state to continue from."""
-        from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
-
-        assert self.folder is not None
-        try:
-            newest_checkpoint(self.folder)
-        except CheckpointError:
-            return not is_untrained(self.folder)
-        return True
+        # A run that has stopped early has a length that it did not need.
+        length = self.n_done
+        if config.train_evaluation.early_stopping is not None:
+            length = own_config(self.folder)["train_evaluation"]["n_iters"]
+        return config.train_evaluation.n_iters > length
 
     @staticmethod
     def _is_run(folder: Path) -> bool:
         return (folder / CONFIG_FILE).is_file()
+
+    def _require_trust(self) -> None:
+        """Raise a `ConfigError` if the config is one of a folder, and allows code to run that the caller has not."""
+        from rl4lms_like.system.import_paths import trusting
+
+        if self._is_trusted:
+            return
+        allowed = "Run.from_folder(folder, trust_remote_code=True)"
+        message = f"true in a run's folder, which may come from another user: if you trust the code, use {allowed}"
+        issues = [ConfigIssue(path, message) for path in trusting(self.config.to_dict())]
+        if issues:
+            raise ConfigError(issues, f"the config of {self.folder}")
 
     # --- the current model --------------------------------------------------------------------------------------------
 
@@ -517,15 +565,11 @@ class Run:
         from rl4lms_like.inference import responder_of
         from rl4lms_like.run import silence_libraries
         from rl4lms_like.small_models.embedded import with_embedded_models
-        from rl4lms_like.system.import_paths import refuse_unless_trusted
         from rl4lms_like.training.inputs import build_tokenizer
 
         if self._responder is not None:
             return self._responder
         silence_libraries()
-        if not self._is_trusted:
-            blocks = ("tokenizer", "datapool", "alg", "train_evaluation")
-            refuse_unless_trusted(self.config.to_dict(), False, f"the config of {self.folder}", blocks)
 
         # Before the training the initial model, decoding as in the run's evaluations.
         config = with_embedded_models(self.config)
@@ -615,15 +659,55 @@ def _check_guard(config: AnyConfig) -> None:
         raise argument_error("reward_workers", f'{message} `if __name__ == "__main__":`')
 
 
+def _has_begun(folder: Path) -> bool:
+    """Return False if a run ended before its first iteration, without a state to continue from."""
+    from rl4lms_like.training.resuming.checkpoints import newest_checkpoint
+
+    try:
+        newest_checkpoint(folder)
+    except CheckpointError:
+        return not is_untrained(folder)
+    return True
+
+
+def _functions_of(config: AnyConfig) -> dict[str, Any]:
+    """Return the blocks of a config that may have functions, by their paths."""
+    metrics = []
+    for metric in config.train_evaluation.metrics:
+        metrics.append({"id": metric.id, "args": metric.args, "name": metric.name})
+    functions: dict[str, Any] = {"train_evaluation.metrics": metrics}
+    if isinstance(config, RunConfig):
+        functions["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
+    return functions
+
+
+def _say_what_is_skipped(config: AnyConfig, first: Path, used: Path) -> None:
+    """Print which unfinished runs are not continued because they differ, and how one with another function is."""
+    from rl4lms_like.training.resuming.accepted_changes import is_covered
+    from rl4lms_like.training.resuming.resume import in_short, unfinished_others
+
+    if not is_main_process():
+        return
+    for folder, differences in unfinished_others(config, first, used):
+        _say(f"{folder} is not finished, but is another run: {in_short(differences)}; this one is in {used}")
+        arguments = {"reward_fn": "reward", "train_evaluation.metrics": "metrics"}
+        changed = [difference.path for difference in differences]
+        names = [name for block, name in arguments.items() if any(is_covered(path, [block]) for path in changed)]
+        if _has_begun(folder) and all(is_covered(path, arguments) for path in changed):
+            functions = ", ".join(f"{name}=..." for name in names)
+            call = f"Run.from_folder({str(folder)!r}, {functions}).train(change={names})"
+            _say(f"to continue it with what has changed: {call}")
+
+
 def _with_way_out(error: ConfigError) -> ConfigError:
     """Add to the refusal of a changed setting how it is accepted."""
     issues = []
     for issue in error.issues:
-        message = issue.message
-        if AFFECTS in message:
-            argument = issue.path.partition(".")[0]
-            message = message.partition(COMMAND)[0]  # without the option of the command line
-            message += f"; train(change=[{argument!r}]) accepts it, and the run folder lists it"
+        message, command, _ = issue.message.partition(COMMAND)
+        if command:  # what follows is the option of the command line
+            head = issue.path.partition(".")[0]
+            name = head if head in WHOLE else issue.path
+            message += f"; train(change=[{name!r}]) accepts it, and the run folder lists it"
         issues.append(ConfigIssue(issue.path, message))
     return ConfigError(issues, error.source)
 

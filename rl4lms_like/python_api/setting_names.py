@@ -29,6 +29,7 @@ from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.preferences import PreferenceColumns
 from rl4lms_like.envs.arguments import EnvArguments, EnvConfig
 from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments
+from rl4lms_like.python_api.names_elsewhere import equivalent
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
 from rl4lms_like.system.registry import Registry
@@ -106,6 +107,7 @@ def flat_names(kind: RunKind, algorithm: str) -> dict[str, Paths]:
 def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
     """Return the arguments of each block of a config whose keys are settings, by the path of the block."""
     generation = [Argument(name, annotation, None) for name, annotation in GENERATION_TYPES.items()]
+    columns = [Argument("prompt_column", str | None, None), *_arguments(Columns)]  # which pools of tables add
     blocks: dict[str, Sequence[Argument]] = {
         "": [argument for argument in _arguments(RunConfig) if argument.name in TOP_LEVEL],
         "tokenizer": _arguments(TokenizerConfig),
@@ -113,7 +115,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
     if kind == "on_policy":
         return blocks | {
             "datapool": _arguments(PromptPoolConfig),
-            "datapool.args": _arguments(Columns),
+            "datapool.args": columns,
             "env": _arguments(EnvConfig),
             "env.args": _arguments(EnvArguments),
             "alg.args": _of_algorithm(ALGORITHMS, algorithm),
@@ -125,7 +127,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
 
     is_preference = kind == "preference"
     return blocks | {
-        "datapool.args": _arguments(PreferenceColumns if is_preference else Columns),
+        "datapool.args": _arguments(PreferenceColumns) if is_preference else columns,
         "alg": _arguments(PreferenceAlgConfig if is_preference else SupervisedAlgConfig),
         "alg.args": _of_algorithm(OBJECTIVES, algorithm) if is_preference else (),
         "alg.training_args": training_arguments(),
@@ -183,21 +185,24 @@ def merged(
         elif block is not None:
             issues.append(ConfigIssue(name, f"expected a dictionary, the block {name} of a file"))
 
+    # A dictionary before the settings within it, in whichever order they were given.
+    flat = [name for name in given if name not in BLOCKS]
+    flat.sort(key=lambda name: min((path.count(".") for path in names.get(name, ())), default=0))
+
     set_by: dict[str, str] = {}
-    for name, value in given.items():
-        if name in BLOCKS:
-            continue
+    for name in flat:
         paths = names.get(name, ())
         if message := _refusal(name, paths, names, others):
             issues.append(ConfigIssue(name, message))
             continue
         for path in paths:
             if is_set(blocks, path):
-                first = set_by.get(path) or f"the dictionary {path.partition('.')[0]!r} as {path}"
+                around = [by for of_path, by in set_by.items() if f"{path}.".startswith(f"{of_path}.")]
+                first = around[0] if around else f"the dictionary {path.partition('.')[0]!r} as {path}"
                 issues.append(ConfigIssue(name, f"is given twice, also in {first}; keep one of them"))
                 continue
             set_by[path] = name
-            put(blocks, path, value)
+            put(blocks, path, given[name])
     return blocks, set_by, issues
 
 
@@ -213,9 +218,14 @@ def _refusal(name: str, paths: Paths, names: Mapping[str, Paths], others: Collec
         return None
     if name in REFUSED:
         return REFUSED[name]
+    is_rl = "kl_coeff" in names
+    elsewhere = equivalent(name, names, is_rl=is_rl)
     if name in others:
-        is_rl = "kl_coeff" in names
-        return f"is a setting of runs that learn from {'given texts' if is_rl else 'rollouts'}, not of this algorithm"
+        kind = "given texts" if is_rl else "rollouts"
+        hint = f"; {elsewhere}" if elsewhere else ""
+        return f"is a setting of runs that learn from {kind}, not of this algorithm{hint}"
+    if elsewhere:
+        return f"unknown argument; {elsewhere}"
     return unknown_key(name, [*names, *BLOCKS]).replace("unknown key", "unknown argument")
 
 
@@ -230,25 +240,22 @@ def is_set(blocks: Mapping[str, Any], path: str) -> bool:
 
 
 def put(blocks: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a path; a dictionary that a flat name already filled is completed."""
+    """Set the value at a path; what is no mapping on the way there is left to the config's checks."""
     *parents, key = path.split(".")
+    block: Any = blocks
     for parent in parents:
-        blocks = blocks.setdefault(parent, {})
-    if isinstance(value, Mapping) and isinstance(blocks.get(key), dict):
-        blocks[key] = {**value, **blocks[key]}
-    else:
-        blocks[key] = value
+        if block.get(parent) is None:  # null is a block without keys, as in a file
+            block[parent] = {}
+        block = block[parent]
+        if not isinstance(block, dict):
+            return
+    block[key] = _copied(value)
 
 
 def put_default(blocks: dict[str, Any], path: str, value: Any) -> None:
-    """Set the value at a path that has none; what is no mapping on the way there is left to the config's checks."""
+    """Set the value at a path that has none, see `put`."""
     if not is_set(blocks, path):
-        parent: Any = blocks
-        for key in path.split(".")[:-1]:
-            parent = parent.setdefault(key, {})
-            if not isinstance(parent, dict):
-                return
-        parent[path.rpartition(".")[2]] = value
+        put(blocks, path, value)
 
 
 def _copied(value: Any) -> Any:

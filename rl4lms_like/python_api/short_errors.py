@@ -40,7 +40,8 @@ def with_short_errors(method: Method) -> Method:
         except BaseException as error:
             if not is_interactive():
                 raise
-            shortened = _shortened(error)
+            is_saved = method.__name__ == "train" and self.folder is not None
+            shortened = _shortened(error, is_saved=is_saved)
 
         # Raised here, after the block, so that it has no context.
         raise shortened
@@ -48,11 +49,17 @@ def with_short_errors(method: Method) -> Method:
     return short  # type: ignore[return-value]
 
 
-def _shortened(error: BaseException) -> BaseException:
-    """Clear the library's frames of an error and of those that led to it; return it with the user's frames only."""
+def _shortened(error: BaseException, *, is_saved: bool) -> BaseException:
+    """Clear the library's frames of an error and of those that led to it; return it with the user's frames only.
+
+    Args:
+        error: the error.
+        is_saved: an interruption has saved the run.
+    """
     _clear_frames(error)
     if isinstance(error, KeyboardInterrupt):
-        return KeyboardInterrupt("the run was interrupted and saved; train() continues it")
+        text = "the run was interrupted and saved; train() continues it"
+        return KeyboardInterrupt(text) if is_saved else KeyboardInterrupt()
     if not isinstance(error, RL4LMsLikeError):
         return error
 

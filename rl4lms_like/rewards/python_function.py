@@ -148,7 +148,9 @@ def _named_items(rewards: Sequence[Any]) -> list[tuple[Any, float, str]]:
         reward, weight, name = item, 1.0, None
         if isinstance(item, RewardPart):
             reward, weight, name = item.reward, item.weight, item.label
-        elif isinstance(item, tuple) and len(item) == 2:
+        elif isinstance(item, tuple):
+            if len(item) != 2:
+                raise ValueError(f"expected pairs (reward, weight), got a tuple of {len(item)}")
             reward, weight = item
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             raise ValueError(f"expected pairs (reward, weight), got the weight {weight!r:.60}")
@@ -186,14 +188,17 @@ def reward_block(reward: Any) -> Any:
     Other blocks are returned as they are.
 
     Raises:
-        ValueError: it is a class, the list is empty, or a weight is not a number.
+        ValueError: it is a class, the list is empty or has other items, or a weight is not a number.
     """
     if isinstance(reward, list | tuple):
         if not reward:
             raise ValueError("the list of rewards is empty")
         parts = []
         for item, weight, name in _named_items(reward):
-            parts.append({**reward_block(item), "weight": weight, "name": name})
+            block = reward_block(item)
+            if not isinstance(block, Mapping):
+                raise ValueError(f"expected rewards and pairs (reward, weight), got {item!r:.60}")
+            parts.append({**block, "weight": weight, "name": name})
         return {"id": "combine", "args": {"rewards": parts}}
 
     if isinstance(reward, str):

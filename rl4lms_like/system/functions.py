@@ -7,8 +7,9 @@ like any other. In the process in which the function was given, the text carries
 imported, and must have the same digest; one that cannot be imported has to be given again.
 
 The digest covers the source of a function, of its decorators, of functions in its closure, and of the class of an
-object. Without source it covers bytecode and constants. It does not cover what a function reads at run time: other
-values in closures, globals, functions that it calls by a global name, files, and the state of objects.
+object. Without source, or with a file that was edited since it was imported, it covers bytecode and constants. It does
+not cover what a function reads at run time: other values in closures, globals, functions that it calls by a global
+name, files, and the state of objects.
 """
 
 from __future__ import annotations
@@ -200,7 +201,11 @@ def _sources_of_class(kind: type, seen: set[int]) -> list[Any]:
 
 
 def _source(code: CodeType) -> Any:
+    """Return the source of a function, or its bytecode if there is no source of the code that runs."""
     try:
+        lines, _ = inspect.findsource(code)
+        if not _is_code_of(code, "".join(lines)):
+            return _bytecode(code)
         return textwrap.dedent(inspect.getsource(code)).rstrip()
     except (OSError, TypeError, SyntaxError, IndexError):  # typed into a prompt, or the file has changed
         return _bytecode(code)
@@ -214,7 +219,32 @@ def _source_of_lambda(code: CodeType) -> Any:
     except (OSError, TypeError, SyntaxError, IndexError):
         return _bytecode(code)
     on_line = [node for node in ast.walk(tree) if isinstance(node, ast.Lambda) and node.lineno == code.co_firstlineno]
-    return ast.unparse(on_line[0]) if len(on_line) == 1 else _bytecode(code)
+    if len(on_line) != 1 or not _is_code_of(code, "".join(lines)):
+        return _bytecode(code)
+    return ast.unparse(on_line[0])
+
+
+def _is_code_of(code: CodeType, file: str) -> bool:
+    """Return True if a file still has the source of code that was compiled from it earlier.
+
+    Raises:
+        SyntaxError: the file cannot be compiled any more.
+    """
+    compiled = _compiled(file).get((code.co_name, code.co_firstlineno), ())
+    return any(_bytecode(other) == _bytecode(code) for other in compiled)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(file: str) -> dict[tuple[str, int], list[CodeType]]:
+    """Return all code in a file by name and first line."""
+    codes: dict[tuple[str, int], list[CodeType]] = {}
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # cells of a notebook may have it
+    pending = [compile(file, "<source>", "exec", flags, dont_inherit=True)]
+    while pending:
+        code = pending.pop()
+        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return codes
 
 
 def _bytecode(code: CodeType) -> list[Any]:

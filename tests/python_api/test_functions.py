@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from rl4lms_like import Run
+from rl4lms_like.system.errors import CheckpointError
+from tests.config_errors import raises_at
 
 SCRIPT = '''
 import os
@@ -122,3 +127,118 @@ def test_a_setting_that_changes_on_continuing_is_listed(tiny_gpt2_dir, tmp_path)
     (change,) = json.loads((run.folder / "accepted_changes.json").read_text())
     assert change == {"iteration": 2, "path": "alg.args.learning_rate", "old": 1e-3, "new": 1e-4}
     assert Run.from_folder(run.folder).config.alg.args["learning_rate"] == 1e-4
+
+
+def test_a_run_whose_changed_reward_does_not_fit_its_checkpoint_stays_as_it_was(tiny_gpt2_dir, tmp_path):
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    config = (run.folder / "config.json").read_bytes()
+
+    again = Run.from_folder(run.folder, reward=[length, brevity])
+    with pytest.raises(CheckpointError, match="reward with the same parts, or start a new run"):
+        again.train(n_iters=3, change=["reward"], quiet=True)
+    assert (run.folder / "config.json").read_bytes() == config
+    assert not (run.folder / "accepted_changes.json").exists()
+    assert run.train(n_iters=3, quiet=True).n_done == 3
+
+
+def test_an_accepted_change_is_part_of_the_run_from_then_on(tiny_gpt2_dir, tmp_path):
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    run.train(n_iters=3, change={"learning_rate": 1e-4, "reward": brevity}, quiet=True)
+    assert run.config.alg.args["learning_rate"] == 1e-4 and run.config.reward_fn.args["function"].value is brevity
+    assert run.train(n_iters=4, quiet=True).n_done == 4
+
+
+def interrupting(responses):
+    """Interrupts the third iteration, once."""
+    CALLS.append(len(responses))
+    if len(CALLS) == 3:
+        raise KeyboardInterrupt
+    return [float(len(response)) for response in responses]
+
+
+CALLS = []
+
+
+def test_an_interrupted_extension_continues_to_its_end(tiny_gpt2_dir, tmp_path):
+    CALLS.clear()
+    run = Run(tiny_gpt2_dir, PROMPTS, interrupting, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.train(n_iters=4, quiet=True)
+    assert not run.is_finished and run.train(quiet=True).n_done == 4
+
+
+def test_a_refused_length_is_not_that_of_the_run(tiny_gpt2_dir, tmp_path):
+    settings = SIZES | {"learning_rate_schedule": "linear"}
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **settings).train(quiet=True)
+    with raises_at("n_iters") as caught:
+        run.train(n_iters=3, quiet=True)
+    assert "train(change=['n_iters'])" in str(caught.value) and "--" not in str(caught.value)
+    assert run.config.train_evaluation.n_iters == 2
+    assert run.train(n_iters=3, change=["n_iters"], quiet=True).n_done == 3
+
+
+CHANGES = {
+    "a text": ("learning_rate", "change=['learning_rate']"),
+    "unknown name": (["rewrd"], "did you mean 'reward'"),
+    "unknown name with a value": ({"learnig_rate": 1.0}, "did you mean 'learning_rate'"),
+    "no list": (3, "list of names"),
+    "number as a name": ([3], "names of settings"),
+}
+
+
+@pytest.mark.parametrize("mistake", CHANGES)
+def test_a_change_of_nothing_is_refused(mistake, tiny_gpt2_dir, tmp_path):
+    change, mentioned = CHANGES[mistake]
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES)
+    with raises_at("change") as caught:
+        run.train(change=change)
+    assert mentioned in str(caught.value) and run.folder is None
+
+
+def test_a_setting_of_a_file_or_of_a_block_is_changed_by_its_name(tiny_gpt2_dir, tmp_path):
+    sizes = {name: value for name, value in SIZES.items() if name != "learning_rate"}
+    folder = tmp_path / "a" / "run"
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=folder, alg={"args": {"learning_rate": 1e-3}}, **sizes)
+    run.train(quiet=True)
+    run.train(n_iters=3, change={"learning_rate": 1e-4}, quiet=True)
+    assert run.config.alg.args["learning_rate"] == 1e-4
+
+    # With a config, the names of arguments are not those of its errors.
+    again = Run(config=run.config, folder=folder)
+    again.folder = folder
+    again.train(n_iters=4, change={"learning_rate": 1e-5}, quiet=True)
+    assert again.config.alg.args["learning_rate"] == 1e-5
+
+
+def test_a_finished_run_says_that_it_does_not_apply_a_change(tiny_gpt2_dir, tmp_path, capsys):
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES).train(quiet=True)
+    run.train(change={"learning_rate": 1e-4}, quiet=True)
+    assert "not applied: change=['learning_rate']" in capsys.readouterr().out
+    assert run.config.alg.args["learning_rate"] == 1e-3
+
+
+def test_a_training_leaves_the_generators_of_the_session_as_they_were(tiny_gpt2_dir, tmp_path):
+    def drawn():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    run = Run(tiny_gpt2_dir, PROMPTS, length, folder=tmp_path / "a" / "run", **SIZES)
+    numbers = []
+    for act in (lambda: None, lambda: run.train(quiet=True)):
+        random.seed(1)
+        np.random.seed(1)
+        torch.manual_seed(1)
+        act()
+        numbers.append(drawn())
+    assert run.is_finished and numbers[0] == numbers[1]
+
+
+def test_an_unfinished_run_of_another_function_is_skipped_with_the_way_to_continue_it(tiny_gpt2_dir, tmp_path, capsys):
+    CALLS.clear()
+    folder = tmp_path / "a" / "run"
+    with pytest.raises(KeyboardInterrupt):
+        Run(tiny_gpt2_dir, PROMPTS, interrupting, folder=folder, **(SIZES | {"n_iters": 3})).train(quiet=True)
+    restarted = Run(tiny_gpt2_dir, PROMPTS, length, folder=folder, **(SIZES | {"n_iters": 3})).train(quiet=True)
+    assert restarted.folder.name == "run_2"
+    call = f"Run.from_folder({str(folder)!r}, reward=...).train(change=['reward'])"
+    assert call in capsys.readouterr().out
+    assert Run.from_folder(folder, reward=length).train(change=["reward"], quiet=True).n_done == 3

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rl4lms_like import Run
 from rl4lms_like.system.errors import ConfigError
 from tests.builders import LowTokens
+from tests.config_errors import raises_at
 
 PROMPTS = ["Count with me: 1", "Count with me: 2"]
 PAIRS = [{"prompt": "a", "completion": " b"}]
@@ -80,12 +81,20 @@ MISTAKES = {
     "setting of another kind": ({"num_train_epochs": 2}, "num_train_epochs", "given texts"),
     "rewards for dpo": ({"algorithm": "dpo", "data": PAIRS, "prompts": None}, "reward", "data"),
     "folder": ({"folder": 3}, "folder", "3"),
+    "two names of a split": ({"prompts": {"train": ["a"], "validation": ["b"], "dev": ["c"]}}, "prompts", "'dev'"),
+    "numbers as keys": ({"prompts": [{"prompt": "a", "x": [{1: 2}]}]}, "prompts", "'x' of entry 0 has the key 1"),
+    "tuple in a column": ({"prompts": [{"prompt": "a", "x": (1, 2)}]}, "prompts", "'x' of entry 0"),
+    "triple as a reward": ({"reward": [(length, 1, 2)]}, "reward", "pairs"),
+    "number among rewards": ({"reward": [length, 3]}, "reward", "3"),
+    "text for a policy": ({"alg": {"policy": "x"}}, "alg.policy", "mapping"),
+    "settings twice": ({"max_new_tokens": 3, "generation_kwargs": {"max_new_tokens": 3}}, "max_new_tokens", "twice"),
 }
 OFFLINE_MISTAKES = {
     "column of pairs": ({"algorithm": "dpo", "data": PAIRS}, "data", "'chosen'"),
     "no text to learn": ({"algorithm": "sft", "data": ["a", "b"]}, "data", "reference_column"),
     "two meanings": ({"algorithm": "sft", "data": PAIRS, "use_cache": True}, "use_cache", "training_args"),
     "iterations": ({"algorithm": "sft", "data": PAIRS, "n_iters": 3}, "n_iters", "rollouts"),
+    "list of unknown columns": ({"algorithm": "sft", "data": PAIRS, "reference_column": ["a"]}, "data", "'a'"),
     "frame without a column": ({"algorithm": "sft", "data": pd.DataFrame({"body": ["a"]})}, "data", "body"),
 }
 
@@ -156,6 +165,70 @@ def test_what_only_the_data_show_is_found_before_a_model_is_loaded(mistake, tiny
         assert issue.path == argument and mentioned in issue.message
     assert not (tmp_path / "a" / "run").exists()
     assert loads == []
+
+
+def test_the_name_of_a_file_is_no_config():
+    with raises_at("config", mentions="Run.from_file('x.yml')"):
+        Run(config="x.yml")
+
+
+# Setting of TRL -> what Run has in its place.
+OF_TRL = {
+    "num_generations": "group_size",
+    "epsilon": "clip_range",
+    "beta": "kl_coeff",
+    "lora_r": "peft",
+    "output_dir": "folder",
+    "max_completion_length": "max_new_tokens",
+    "num_train_epochs": "n_iters",
+    "reward_funcs": "reward",
+    "report_to": "train(log_to_wandb=True)",
+    "policy_loss_type": "algorithm",
+    "cliprange_value": "clip_range_vf, which this algorithm does not have",
+}
+
+
+@pytest.mark.parametrize("name", OF_TRL)
+def test_a_name_of_trl_is_answered_with_the_argument_of_run(name, tiny_gpt2_dir):
+    with pytest.raises(ConfigError) as caught:
+        Run(tiny_gpt2_dir, PROMPTS, length, **{name: 1})
+    (issue,) = caught.value.issues
+    assert issue.path == name and f"the equivalent is {OF_TRL[name]}" in issue.message
+
+
+@pytest.mark.parametrize(("name", "argument"), [("rpo_alpha", "sft_weight"), ("output_dir", "folder")])
+def test_so_is_one_in_a_run_with_preferences(name, argument, tiny_gpt2_dir):
+    pairs = [{"prompt": "a", "chosen": " b", "rejected": " c"}]
+    with pytest.raises(ConfigError, match=f"the equivalent is {argument}"):
+        Run(tiny_gpt2_dir, data=pairs, algorithm="dpo", **{name: 1})
+
+
+GENERATIONS = {
+    "a row": ({"prompts": {"prompt": "1"}}, "prompts"),
+    "nothing": ({"prompts": None}, "prompts"),
+    "misspelled decoding": ({"decoding": "sample"}, "decoding"),
+    "no response": ({"n": 0}, "n"),
+    "text for a number": ({"n": "2"}, "n"),
+    "no token": ({"max_new_tokens": 0}, "max_new_tokens"),
+    "cold": ({"temperature": 0}, "temperature"),
+    "negative": ({"top_k": -1}, "top_k"),
+}
+
+
+@pytest.mark.parametrize("mistake", GENERATIONS)
+def test_so_is_one_in_a_generation(mistake, tiny_gpt2_dir, loads):
+    wrong, argument = GENERATIONS[mistake]
+    run = Run(tiny_gpt2_dir, PROMPTS, length)
+    with pytest.raises(ConfigError) as caught:
+        run.generate(**({"prompts": "1"} | wrong))
+    (issue,) = caught.value.issues
+    assert issue.path == argument and loads == []
+
+
+@pytest.mark.parametrize(("split", "way_out"), [("val", "give eval_prompts"), ("test", "give prompts={'train'")])
+def test_an_evaluation_names_where_a_missing_split_is_given(split, way_out, tiny_gpt2_dir):
+    with pytest.raises(ConfigError, match=way_out):
+        Run(tiny_gpt2_dir, PROMPTS, length).evaluate(split)
 
 
 def test_all_mistakes_are_reported_together(tiny_gpt2_dir):

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl4lms_like import Run, Sample
 from rl4lms_like.data_pools.dummy import DummyPool
-from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
 from tests.config_errors import raises_at
 
 REWARD = {"id": "tests.builders:LowTokens"}
@@ -115,6 +115,71 @@ def test_the_saved_model_loads(make, tmp_path):
     assert not {"manifest.json", "training_state.json"} & {file.name for file in folder.iterdir()}
 
 
+def test_a_model_is_saved_over_an_earlier_copy_and_over_nothing_else(make, tmp_path, monkeypatch):
+    run = make().train(quiet=True)
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    run.save(mine)
+    (mine / "tokenizer.json").unlink()
+    assert (run.save(mine) / "tokenizer.json").is_file()
+
+    # With a file of the user, a file in place of a folder, the run, a folder around it, and the current folder.
+    (mine / "thesis.txt").write_text("mine")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "link").symlink_to(run.folder)
+    for folder in (mine, mine / "thesis.txt", run.folder, tmp_path / "link", run.folder.parent, tmp_path / "here"):
+        with raises_at("folder"):
+            run.save(folder)
+    assert (mine / "thesis.txt").read_text() == "mine"
+    assert run.is_finished and len(run.history) == 2
+
+
+@pytest.mark.parametrize("act", ["check", "train", "new", "evaluate", "generate"])
+def test_code_of_a_foreign_folder_runs_only_with_consent(act, make, monkeypatch):
+    import json
+
+    run = make(eval_prompts=PROMPTS).train(quiet=True)
+    file = run.folder / "config.json"
+    blocks = json.loads(file.read_text())
+    blocks["tokenizer"]["trust_remote_code"] = True
+    file.write_text(json.dumps(blocks))
+    files = {path: path.stat().st_mtime_ns for path in run.folder.parent.rglob("*")}
+
+    again = Run.from_folder(run.folder)
+    acts = {
+        "check": again.check,
+        "train": lambda: again.train(n_iters=3),
+        "new": lambda: again.train(new=True),
+        "evaluate": again.evaluate,
+        "generate": lambda: again.generate("Count"),
+    }
+    with pytest.raises(ConfigError, match=r"Run\.from_folder\(folder, trust_remote_code=True\)"):
+        acts[act]()
+    assert {path: path.stat().st_mtime_ns for path in run.folder.parent.rglob("*")} == files
+    assert isinstance(Run.from_folder(run.folder, trust_remote_code=True).generate("Count"), str)
+
+
+def test_only_an_interrupted_training_says_that_it_is_saved(make, monkeypatch):
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rl4lms_like.python_api.short_errors.is_interactive", lambda: True)
+    run = make(eval_prompts=PROMPTS).train(quiet=True)
+    monkeypatch.setattr("rl4lms_like.training.evaluation.Responder.respond", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        run.generate("Count")
+    assert str(caught.value) == ""
+
+    # Before there is a folder, and with one.
+    for n_iters, name in ((2, "new"), (3, "run")):
+        monkeypatch.setattr("rl4lms_like.run.train_config", interrupt)
+        monkeypatch.setattr("rl4lms_like.run.resume", interrupt)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            (run if name == "run" else make(name)).train(n_iters, quiet=True)
+        assert ("train() continues it" in str(caught.value)) == (name == "run")
+
+
 def test_the_report_and_the_table_are_html(make):
     run = make()
     with pytest.raises(RL4LMsLikeError, match="train"):
@@ -166,6 +231,17 @@ def test_data_are_recognised_by_their_columns(form, tiny_gpt2_dir):
     assert is_right(sample)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+def test_the_column_of_prompts_is_named(algorithm, tiny_gpt2_dir):
+    from rl4lms_like.training.inputs import build_datapools
+
+    rows = [{"question": "1", "completion": " 2", "prompt": "3"}]
+    given = {"prompts": rows, "reward": REWARD} if algorithm == "grpo" else {"data": rows}
+    config = Run(tiny_gpt2_dir, algorithm=algorithm, prompt_column="question", **given).config
+    (sample,) = build_datapools(config.datapool)["train"].samples
+    assert sample.prompt_or_input_text == "1" and sample.references == [" 2"]
+
+
 def test_columns_reach_rewards_and_missing_cells_are_null(make):
     from rl4lms_like.training.inputs import build_datapool
 
@@ -183,6 +259,7 @@ def test_a_loaded_model_is_the_model_of_its_folder(make, tiny_gpt2_dir):
 
     # One folder for the same weights, another one for others.
     first = run.config.alg.policy.args["model_name"]
+    tokenizer(["a", "b c"], padding=True, truncation=True, max_length=4)  # which stays in the tokenizer
     assert make(model=loaded, tokenizer=tokenizer).config.alg.policy.args["model_name"] == first
     loaded.transformer.wte.weight.data[0, 0] += 1
     assert make(model=loaded, tokenizer=tokenizer).config.alg.policy.args["model_name"] != first

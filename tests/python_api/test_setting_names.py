@@ -67,6 +67,24 @@ def test_a_block_is_merged_with_settings(tiny_gpt2_dir):
     assert run.config.alg.policy.args["generation_kwargs"] == expected
 
 
+def test_settings_have_one_meaning_in_any_order_and_stay_as_they_were_given(tiny_gpt2_dir):
+    shared = {"temperature": 0.5}
+    first = Run(tiny_gpt2_dir, ["a"], "sentiment", max_new_tokens=3, generation_kwargs=shared)
+    second = Run(tiny_gpt2_dir, ["a"], "sentiment", generation_kwargs=shared, max_new_tokens=3)
+    assert first.config == second.config and shared == {"temperature": 0.5}
+
+
+def test_a_block_of_null_is_an_empty_one(tiny_gpt2_dir):
+    run = Run(tiny_gpt2_dir, ["a"], "sentiment", alg={"args": None}, learning_rate=1e-4)
+    assert run.config.alg.args["learning_rate"] == 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_rollout_is_a_multiple_of_the_responses_that_are_generated_together(algorithm, tiny_gpt2_dir):
+    arguments = Run(tiny_gpt2_dir, ["a"], "sentiment", algorithm=algorithm, n_envs=48).config.alg.args
+    assert arguments["n_episodes"] == 96 and arguments["minibatch_episodes"] in (24, 96)
+
+
 def test_the_defaults_of_python_are_written_out(tiny_gpt2_dir):
     config = Run(tiny_gpt2_dir, ["a", "b"], "sentiment").config.to_dict()
     assert config["alg"]["args"] == {"n_episodes": 64, "minibatch_episodes": 64}

@@ -116,6 +116,35 @@ def test_two_lambdas_of_one_line_differ_and_their_line_may_change_around_them(tm
     assert digest_of(two.c) == digest_of(one.c)
 
 
+EDITED = """
+class Score:
+    def __call__(self, x):
+        return super().__hash__() + {value}
+def score(x):
+    return {value}
+shorter = lambda x: {value}
+scores = [Score(), score, shorter]
+"""
+
+
+def test_the_digest_is_that_of_the_code_that_runs_also_after_its_file_was_edited(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "edited_later.py"
+    file.write_text(EDITED.format(value=1))
+    running = importlib.import_module("edited_later").scores
+    before = [digest_of(score) for score in running]
+
+    file.write_text(EDITED.format(value=2222))
+    after = [digest_of(score) for score in running]
+    monkeypatch.delitem(sys.modules, "edited_later")
+    edited = [digest_of(score) for score in importlib.import_module("edited_later").scores]
+    assert not set(after) & set(edited) and not set(before) & set(edited)
+
+    # From their sources, as long as the file is the one that was imported.
+    file.write_text(EDITED.format(value=1))
+    assert [digest_of(score) for score in running] == before
+
+
 def test_arguments_of_partial_functions_are_covered():
     def digest(**arguments):
         return digest_of(functools.partial(plain, **arguments))

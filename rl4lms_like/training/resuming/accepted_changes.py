@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
 from rl4lms_like.system.schema import at
-from rl4lms_like.tracking.run_folder import CHANGES_FILE, to_json, write_whole
+from rl4lms_like.tracking.run_folder import CHANGES_FILE, CONFIG_FILE, to_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,27 @@ def record_changes(run_folder: Path, changes: Sequence[AcceptedChange]) -> None:
     if changes or file.exists():
         entries = [to_json(dataclasses.asdict(change)) for change in changes]
         write_whole(file, json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+
+
+@contextmanager
+def undone_on_failure(run_folder: Path) -> Iterator[None]:
+    """Write the config and the accepted changes of a run back if the block, which loads its checkpoint, fails."""
+    contents = {}
+    for name in (CONFIG_FILE, CHANGES_FILE):
+        file = run_folder / name
+        contents[file] = file.read_text(encoding="utf-8") if file.exists() else None
+
+    def undo() -> None:
+        for file, content in contents.items():
+            if content is None:
+                file.unlink(missing_ok=True)
+            else:
+                write_whole(file, content)
+
+    with ExitStack() as stack:
+        stack.callback(undo)
+        yield
+        stack.pop_all()
 
 
 def is_recorded(path: str, new: Any, recorded: Sequence[AcceptedChange]) -> bool:

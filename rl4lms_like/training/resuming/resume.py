@@ -23,7 +23,7 @@ import logging
 import os
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -267,6 +267,18 @@ def newest_alike(config: AnyConfig, first: Path) -> Path | None:
     return newest
 
 
+def unfinished_others(config: AnyConfig, first: Path, until: Path) -> Iterator[tuple[Path, list[Difference]]]:
+    """Yield the unfinished runs of other configs in `first`, `first_2` ... before a folder, with the differences."""
+    for folder in numbered(first):
+        if folder == until or not (folder / CONFIG_FILE).is_file():
+            return
+        if (folder / FINISHED_FILE).exists():
+            continue
+        with suppress(CheckpointError, ConfigError):
+            if differences := differences_to(config, folder):
+                yield folder, differences
+
+
 def _unlike(config: AnyConfig, folder: Path) -> str | None:
     """Return why the run in a folder does not match, or None. This check needs no lock."""
     if (folder / FINISHED_FILE).exists():
@@ -277,19 +289,31 @@ def _unlike(config: AnyConfig, folder: Path) -> str | None:
 def _difference(config: AnyConfig, folder: Path) -> str | None:
     """Return why the config of the run in a folder does not match, or None."""
     try:
-        before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
-        recorded = read_changes(folder)
+        differences = differences_to(config, folder)
     except (CheckpointError, ConfigError):
         return f"its {CONFIG_FILE} cannot be read"
+    return f"its config differs: {in_short(differences)}" if differences else None
+
+
+def differences_to(config: AnyConfig, folder: Path) -> list[Difference]:
+    """Return where a config computes something else than the run in a folder, also before its accepted changes.
+
+    Raises:
+        CheckpointError: this is not the folder of a run.
+        ConfigError: the config in the folder has errors.
+    """
+    before = parse_config(own_config(folder), source=str(folder / CONFIG_FILE))
+    recorded = read_changes(folder)
 
     # The stored config has no secrets: those of the command's config are masked in the same way.
     differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
 
     # The command that started a run has the values that were changed later; it resumes the run with the new ones.
-    differences = [change for change in differences if not is_original(change.path, change.new, recorded)]
-    if not differences:
-        return None
+    return [change for change in differences if not is_original(change.path, change.new, recorded)]
 
+
+def in_short(differences: Sequence[Difference]) -> str:
+    """Return the first differences of a config to that of a run as one line."""
     messages = []
     for difference in differences[:N_SHOWN]:
         message = f"{difference.path} is {shown(difference.old)} there, {shown(difference.new)} here"
@@ -298,7 +322,7 @@ def _difference(config: AnyConfig, folder: Path) -> str | None:
         messages.append(message)
     if len(differences) > N_SHOWN:
         messages.append(f"and {len(differences) - N_SHOWN} more")
-    return f"its config differs: {'; '.join(messages)}"
+    return "; ".join(messages)
 
 
 def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
