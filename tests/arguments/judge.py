@@ -97,7 +97,7 @@ ROWS: dict[str, Acts | Silent] = {
     "n_samples": Acts(2, n_requests, others={"temperature": 1.0}),
     "temperature": Acts(0.7),
     "request": Acts({"top_p": 0.5}),
-    "repeats": Acts(0, n_requests_to(unreadable)),
+    "repeats": Acts(0, n_requests_to(unreadable), others={"concurrency": 1}),  # else some are on their way
     "concurrency": Acts(1, sends_several_at_once),
     "timeout_s": Acts(1e-6, others={"retries": 0}, refused="did not answer within 1e-06 s"),
     "retries": Acts(1, n_requests_to(busy)),
