@@ -598,6 +598,8 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
     ),
 }
 
+_EVERY_STEP = {"alg.training_args.eval_strategy": "steps", "alg.training_args.eval_steps": 1}
+
 SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.examples),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -638,12 +640,18 @@ SUPERVISED: dict[str, Row | Silent] = {
             "alg.training_args.max_steps": 3,
             "alg.training_args.save_strategy": "best",
             "alg.training_args.metric_for_best_model": "loss",
+            **_EVERY_STEP,
         },
     ),
     "alg.early_stopping_threshold": Row(
         100.0,
         see.tuned,
-        {"alg.early_stopping_patience": 1, "alg.training_args.max_steps": 3, "alg.training_args.save_strategy": "best"},
+        {
+            "alg.early_stopping_patience": 1,
+            "alg.training_args.max_steps": 3,
+            "alg.training_args.save_strategy": "best",
+            **_EVERY_STEP,
+        },
     ),
     "alg.peft": Row({"r": 2}, lambda made: sorted(name for name, _ in made.run.model.named_parameters())),
     "alg.merge_on_save": Row(True, see.tuned, {"alg.peft": {"r": 2}}),
