@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Errors that are meant for users: their message is enough.
     except RL4LMsLikeError as error:
         _report_error(error, options)
-        if is_program and isinstance(error.__cause__, TimeIsUp):
+        if is_program and _has_hung(error):
             _end_despite_threads()
         return 2 if isinstance(error, ConfigError) else 1
 
@@ -127,6 +127,13 @@ def _end_at_once_by_another() -> None:
     for signal_number in STOP_SIGNALS:
         if signal.getsignal(signal_number) is not signal.SIG_IGN:
             signal.signal(signal_number, lambda number, frame: os._exit(130))
+
+
+def _has_hung(error: BaseException | None) -> bool:
+    """Return whether a time limit is the cause of an error, also within that of a metric."""
+    while error is not None and not isinstance(error, TimeIsUp):
+        error = error.__cause__
+    return error is not None
 
 
 def _end_despite_threads() -> None:
