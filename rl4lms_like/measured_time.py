@@ -44,12 +44,12 @@ class IterationTime:
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the name and the amount of each quantity, as `check` prints them."""
-        parts = f"rollout {self.batches * self.rollout_s:.3g} s, update {self.batches * self.update_s:.3g} s"
+        phases = f"rollout {self.batches * self.rollout_s:.3g} s, update {self.batches * self.update_s:.3g} s"
         hours = self.n_iters * self.iteration_s / 3600
         total = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
         return [
             ("measured", f"one generation batch of {self.tokens:,} tokens and its update"),
-            ("per iteration", f"about {self.iteration_s:.3g} s: {parts}"),
+            ("per iteration", f"about {self.iteration_s:.3g} s: {phases}"),
             ("in all", f"about {total} for {self.n_iters:,} iterations, without evaluations"),
         ]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 Learned: TypeAlias = Literal["response", "conversation", "text"]
-"""What a supervised run learns of a sample; see `Sample.learned`."""
+"""Part of a sample that a supervised run learns; see `Sample.learned`."""
 
 SPOKEN_KEYS = (("reasoning_content", "reasoning", "thinking"), ("tool_calls",))
 """Keys of an assistant's message with what the model is to write, besides `content`; names of the same together."""

@@ -84,6 +84,8 @@ class Columns:
             has_response=formatted.name != "columns",
             learned="conversation" if self.last_message_as_reference else formatted.learned,
         )
+
+        # Rows are read here, and those left out are counted: the description has their number only afterwards.
         pool = pool_class.of(samples, split, source)
         pool.row_format = formatted.description
         return pool

@@ -89,14 +89,23 @@ def config_of(
         if is_set(blocks, path):
             issues.append(ConfigIssue(path, f"is set by the argument {argument} of Run; remove it from the block"))
     model_and_tokenizer = collected(lambda: model_names(model, tokenizer))
+
+    # Runs with rollouts have prompts and a reward, the others have texts to learn from.
     is_rl = kind == "on_policy"
-    issues += _misplaced(id, is_rl, {"prompts": prompts, "reward": reward, "data": data}, eval_prompts, eval_data)
+    if is_rl:
+        entries = {"prompts": prompts, "eval_prompts": eval_prompts}
+        misplaced = {"data": data, "eval_data": eval_data}
+    else:
+        entries = {"data": data, "eval_data": eval_data}
+        misplaced = {"prompts": prompts, "reward": reward, "eval_prompts": eval_prompts}
+    issues += _misplaced(id, misplaced, is_rl=is_rl)
     columns = {name: settings.get(name) for name in ("prompt_column", "reference_column", "label_column")}
+    argument = "prompts" if is_rl else "data"
     pool = collected(
         lambda: data_block(
-            prompts if is_rl else data,
-            eval_prompts if is_rl else eval_data,
-            "prompts" if is_rl else "data",
+            entries[argument],
+            entries[f"eval_{argument}"],
+            argument,
             columns,
             is_preference=kind == "preference",
             is_rl=is_rl,
@@ -142,15 +151,12 @@ def _kind_of(algorithm: Any) -> tuple[RunKind, str]:
     raise argument_error("algorithm", f"expected the id of an algorithm, got {excerpt(algorithm)}; {hint}{ids}")
 
 
-def _misplaced(id: str, is_rl: bool, given: Mapping[str, Any], eval_prompts: Any, eval_data: Any) -> list[ConfigIssue]:
-    """Return an error for each argument that is of the other kind of run."""
+def _misplaced(id: str, arguments: Mapping[str, Any], *, is_rl: bool) -> list[ConfigIssue]:
+    """Return an error for each argument of the other kind of run that has a value."""
+    message = f"{id} learns from texts, which are given as data; rollouts need another algorithm, such as 'grpo'"
     if is_rl:
-        others = {"data": given["data"], "eval_data": eval_data}
-        instead = f"{id} learns from prompts and a reward; texts to learn from need algorithm='sft' or 'dpo'"
-    else:
-        others = {"prompts": given["prompts"], "reward": given["reward"], "eval_prompts": eval_prompts}
-        instead = f"{id} learns from texts, which are given as data; rollouts need another algorithm, such as 'grpo'"
-    return [ConfigIssue(name, instead) for name, value in others.items() if value is not None]
+        message = f"{id} learns from prompts and a reward; texts to learn from need algorithm='sft' or 'dpo'"
+    return [ConfigIssue(name, message) for name, value in arguments.items() if value is not None]
 
 
 def _add_pool(blocks: dict[str, Any], pool: Mapping[str, Any]) -> None:

@@ -147,7 +147,7 @@ def _digest_of_tokenizer(tokenizer: Any) -> bytes:
                 continue
             content = file.read_bytes()
 
-            # A call with `padding` or `truncation` leaves them in the tokenizer, and each call sets them anew.
+            # A call with `padding` or `truncation` leaves them in the tokenizer, and each call sets them again.
             if file.name == "tokenizer.json":
                 state = json.loads(content) | {"padding": None, "truncation": None}
                 content = json.dumps(state, sort_keys=True).encode()
@@ -155,12 +155,12 @@ def _digest_of_tokenizer(tokenizer: Any) -> bytes:
     return digest.digest()
 
 
-def _cached_folder(given: Any, digest: str, save: Any, last_file: str) -> Path:
-    folder = cache_folder(CONTENT) / f"{type(given).__name__}-{digest[:N_DIGITS]}"
+def _cached_folder(value: Any, digest: str, save: Any, last_file: str) -> Path:
+    what = type(value).__name__
+    folder = cache_folder(CONTENT) / f"{what}-{digest[:N_DIGITS]}"
     try:
         if not (folder / last_file).is_file():
             make_atomically(folder, save, last_file)
     except OSError as error:
-        what = type(given).__name__
         raise RL4LMsLikeError(f"cannot write the {what} to the cache {folder.parent}: {reason(error)}") from error
     return folder

@@ -19,7 +19,7 @@ from typing import Any
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
-from rl4lms_like.data_pools.formats import recognised
+from rl4lms_like.data_pools.formats import COMPLETION, MESSAGES, recognised
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.python_api.argument_names import SOURCE
 from rl4lms_like.python_api.cached import cached_model, cached_rows, cached_tokenizer
@@ -31,7 +31,6 @@ SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "valid": "va
 """Names of splits in a dictionary -> this library's."""
 
 PROMPT = "prompt"
-MESSAGES = "messages"
 REFERENCES = ("references", "reference", "completion")
 """Columns with references, in this order, unless `reference_column` names another one."""
 
@@ -252,28 +251,22 @@ def _prompt_columns(
 ) -> dict[str, Any]:
     """Return the arguments of the pool that say which columns of rows are prompts, references and further data."""
     prompt = columns.get("prompt_column")
-    arguments: dict[str, Any] = {}
-    if prompt is None and PROMPT in names:
-        prompt = PROMPT
-    elif prompt is None and MESSAGES in names and not is_rl:
-        prompt = MESSAGES  # dialogues that end with the answer to learn
-        arguments["last_message_as_reference"] = True
-    elif prompt is None and recognised(row) != "columns":
-        return {}  # a published format, which has its own columns
-    if prompt is None:
-        known = ", ".join(names)
-        raise argument_error(argument, f"no column is named 'prompt'; set prompt_column to one of {known}")
-    arguments["prompt_column"] = prompt
+    has_prompt = PROMPT in names and not is_conversation(row.get(COMPLETION))
+    is_dialogue = prompt is None and not has_prompt and MESSAGES in names and not is_rl
+    if prompt is None and not has_prompt and not is_dialogue and recognised(row) != "columns":
+        return {}  # a published format, which has its own columns, or completions that are messages
 
+    if prompt is None:
+        prompt = _default_prompt_column(names, argument, has_prompt=has_prompt, is_dialogue=is_dialogue)
+    arguments: dict[str, Any] = {"prompt_column": prompt}
     reference = columns.get("reference_column")
+    if is_dialogue:
+        arguments["last_message_as_reference"] = True  # dialogues that end with the answer to learn
     if reference is None:
-        reference = next((name for name in REFERENCES if name in names and name != prompt), None)
+        is_needed = not is_rl and not is_dialogue
+        reference = _default_reference_column(names, prompt, argument, is_needed=is_needed)
     if reference is not None:
         arguments["reference_column"] = reference
-    elif not is_rl and not arguments.get("last_message_as_reference"):
-        known = ", ".join(names)
-        message = f"no column is named 'completion', with the text to learn; set reference_column to one of {known}"
-        raise argument_error(argument, message)
 
     # Rewards and metrics get all other columns, by name. Texts that a supervised run learns are no further data.
     left_out = [prompt, "references", "tools"]
@@ -283,6 +276,22 @@ def _prompt_columns(
     if others:
         arguments["meta_columns"] = others
     return arguments
+
+
+def _default_prompt_column(names: list[str], argument: str, *, has_prompt: bool, is_dialogue: bool) -> str:
+    if has_prompt or is_dialogue:
+        return PROMPT if has_prompt else MESSAGES
+    known = ", ".join(names)
+    raise argument_error(argument, f"no column is named 'prompt'; set prompt_column to one of {known}")
+
+
+def _default_reference_column(names: list[str], prompt: str, argument: str, *, is_needed: bool) -> str | None:
+    reference = next((name for name in REFERENCES if name in names and name != prompt), None)
+    if reference is None and is_needed:
+        known = ", ".join(names)
+        message = f"no column is named 'completion', with the text to learn; set reference_column to one of {known}"
+        raise argument_error(argument, message)
+    return reference
 
 
 def _preference_columns(names: Mapping[str, Any], columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,6 +324,8 @@ def weighted_rewards(reward: Any, weights: Any) -> Any:
     kinds = "expected a function, a list of functions, a RewardFunction, or the id of a reward"
     if reward is None:
         raise argument_error("reward", f"missing; {kinds}")
+
+    # The config checks what an id, a block or a function needs; here, only what it could not name.
     is_reward = isinstance(reward, str | Mapping | list | tuple | RewardFunction | BatchedRewardFunction)
     if not is_reward and not callable(reward):
         raise argument_error("reward", f"{kinds}; got {excerpt(reward)}")
@@ -322,6 +333,8 @@ def weighted_rewards(reward: Any, weights: Any) -> Any:
         raise argument_error("reward", f"is an empty list; {kinds}")
     if weights is None:
         return {"id": reward} if isinstance(reward, str) else reward
+
+    # Weights are for several rewards, one for each.
     if not isinstance(reward, list | tuple):
         raise argument_error("reward_weights", "is for a list of rewards; there is one reward")
     if not isinstance(weights, Sequence) or isinstance(weights, str) or len(weights) != len(reward):

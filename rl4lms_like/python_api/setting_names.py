@@ -164,12 +164,12 @@ def is_ambiguous(name: str, paths: Paths) -> bool:
 
 
 def merged(
-    given: Mapping[str, Any], names: Mapping[str, Paths], others: Collection[str] = ()
+    settings: Mapping[str, Any], names: Mapping[str, Paths], others: Collection[str] = ()
 ) -> tuple[dict[str, Any], dict[str, str], list[ConfigIssue]]:
     """Merge blocks and flat settings into one mapping.
 
     Args:
-        given: keyword arguments of `Run`.
+        settings: keyword arguments of `Run`.
         names: result of `flat_names`.
         others: settings of the other kinds of runs.
 
@@ -179,14 +179,14 @@ def merged(
     blocks: dict[str, Any] = {}
     issues = []
     for name in BLOCKS:
-        block = given.get(name)
+        block = settings.get(name)
         if isinstance(block, Mapping):
             blocks[name] = _copied(block)
         elif block is not None:
             issues.append(ConfigIssue(name, f"expected a dictionary, the block {name} of a file"))
 
     # A dictionary before the settings within it, in whichever order they were given.
-    flat = [name for name in given if name not in BLOCKS]
+    flat = [name for name in settings if name not in BLOCKS]
     flat.sort(key=lambda name: min((path.count(".") for path in names.get(name, ())), default=0))
 
     set_by: dict[str, str] = {}
@@ -202,7 +202,7 @@ def merged(
                 issues.append(ConfigIssue(name, f"is given twice, also in {first}; keep one of them"))
                 continue
             set_by[path] = name
-            put(blocks, path, given[name])
+            put(blocks, path, settings[name])
     return blocks, set_by, issues
 
 
@@ -218,6 +218,8 @@ def _refusal(name: str, paths: Paths, names: Mapping[str, Paths], others: Collec
         return None
     if name in REFUSED:
         return REFUSED[name]
+
+    # A setting of another kind of run, or of another library.
     is_rl = "kl_coeff" in names
     elsewhere = equivalent(name, names, is_rl=is_rl)
     if name in others:

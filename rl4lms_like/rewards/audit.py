@@ -272,11 +272,11 @@ def _with_more_padding(episode: Observation) -> Observation:
 
 def _sum(by_part: Mapping[str, _Measurements]) -> _Measurements:
     """Return the measurements of a weighted sum, from those of its parts; a text that fails in one part is NaN."""
-    parts = list(by_part.values())
+    measurements = list(by_part.values())
     sums: dict[str, Any] = {}
-    for name in vars(parts[0]):
+    for name in vars(measurements[0]):
         if name != "errors":
-            sums[name] = sum(getattr(part, name) for part in parts)
+            sums[name] = sum(getattr(of_part, name) for of_part in measurements)
 
     errors = {}
     for name, part in by_part.items():

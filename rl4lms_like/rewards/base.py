@@ -22,7 +22,7 @@ class RewardFunction(ABC):
         terminal: True declares that the reward is 0 while `done` is False. It is then called for last tokens only.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
-        is_local: False if it calls a server or a paid service. Evaluations then only compute it if they are told to.
+        is_local: False if it calls a server or a paid service. Evaluations then compute it only if the config lists it.
 
     Example:
         >>> class ShortAnswer(RewardFunction):
@@ -68,7 +68,7 @@ class BatchedRewardFunction(ABC):
             only. Otherwise it is called with every transition of every episode; `gen_texts` are the texts so far.
         needs_references: True if the reward fails on samples without references. A run whose samples have none then
             stops with an error before a model is loaded.
-        is_local: False if it calls a server or a paid service. Evaluations then only compute it if they are told to.
+        is_local: False if it calls a server or a paid service. Evaluations then compute it only if the config lists it.
 
     Example:
         >>> class FullStop(BatchedRewardFunction):

@@ -34,7 +34,7 @@ from rl4lms_like.system.wording import beginning, excerpt, raised
 _LARGEST = float(np.finfo(np.float32).max)
 
 _None: TypeAlias = "float | None"
-"""What None in the result of a reward becomes: NaN, or None if it is an error."""
+"""Value in place of None in the result of a reward: NaN, or None if it is an error."""
 
 
 class TransitionRewards(NamedTuple):
@@ -125,16 +125,17 @@ def _weighted_scores(reward_fn: AnyReward, score: Callable[[AnyReward, _None], n
 
 def _total(reward_fn: AnyReward, scores: Mapping[str, np.ndarray], episodes: Sequence[Observation]) -> np.ndarray:
     """Return the sum of the parts; `episodes` are those of the tokens, or one whose last token is scored."""
-    parts = list(scores.values())
-    if len(parts) > 1 and any(np.isnan(part).any() for part in parts):
-        without_opinion = np.logical_and.reduce([np.isnan(part) for part in parts])
+    # A part is NaN where it left a sample out (None). That is no 0 if no other part has scored the sample.
+    summands = list(scores.values())
+    if len(summands) > 1 and any(np.isnan(values).any() for values in summands):
+        without_opinion = np.logical_and.reduce([np.isnan(values) for values in summands])
         if without_opinion.any():
             ends = np.cumsum([episode.n_actions for episode in episodes])
             index = int(np.searchsorted(ends, without_opinion.argmax(), side="right"))
             sample = named(episodes[index])
             raise RewardError(f"all parts of {_name(reward_fn)} returned None for {sample}; one of them must score it")
-        parts = [np.nan_to_num(part, nan=0.0) for part in parts]
-    total = np.asarray(sum(parts))
+        summands = [np.nan_to_num(values, nan=0.0) for values in summands]
+    total = np.asarray(sum(summands))
 
     # Each part is finite, but a sum or a weight may leave float32's range. `~(x <= limit)` is also True for NaN.
     invalid = ~(np.abs(total) <= _LARGEST)

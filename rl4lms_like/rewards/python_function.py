@@ -93,11 +93,15 @@ def reward_of(reward: Any) -> Any:
             return CombinedReward([_part(*item) for item in _named_items(reward)])
         except ValueError as error:
             raise ConfigError([ConfigIssue("reward", str(error))], "the arguments") from error
+
+    # A class is often given in place of an object of it.
     if inspect.isclass(reward):
         message = f"expected a reward, got the class {reward.__name__}: write {reward.__name__}(...)"
         raise ConfigError([ConfigIssue("reward", message)], "the arguments")
     if not is_function(reward):
         return reward
+
+    # The names of its parameters say whether a function scores texts or tokens.
     if scores_text(reward):
         try:
             return PythonReward(reward)
@@ -193,13 +197,13 @@ def reward_block(reward: Any) -> Any:
     if isinstance(reward, list | tuple):
         if not reward:
             raise ValueError("the list of rewards is empty")
-        parts = []
+        blocks = []
         for item, weight, name in _named_items(reward):
             block = reward_block(item)
             if not isinstance(block, Mapping):
                 raise ValueError(f"expected rewards and pairs (reward, weight), got {item!r:.60}")
-            parts.append({**block, "weight": weight, "name": name})
-        return {"id": "combine", "args": {"rewards": parts}}
+            blocks.append({**block, "weight": weight, "name": name})
+        return {"id": "combine", "args": {"rewards": blocks}}
 
     if isinstance(reward, str):
         return {"id": reward}

@@ -33,7 +33,7 @@ N_DIGITS = 12
 """Number of hexadecimal digits of a digest."""
 
 GIVE_AGAIN = "give it again in Python: Run.from_folder(folder, {argument}={name})"
-"""What to do about a function that a run folder only names."""
+"""Way out for a function that a run folder only names."""
 
 
 class NamedFunction(str):

@@ -55,7 +55,27 @@ def describe(annotation: Any) -> str:
         >>> describe(list[int] | None)
         'a list, each a whole number, or null'
     """
-    # Types made of others, such as `list[int]`: their origin is `list`, their arguments `(int,)`.
+    of_others = _describe_composite(annotation)
+    if of_others is not None:
+        return of_others
+
+    # The others, from exact types to families: of a `dict[str, int]`, the origin says enough.
+    kind = typing.get_origin(annotation) or annotation
+    if kind in _NUMBERS:
+        return _NUMBERS[kind]
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if annotation is Any or annotation is inspect.Parameter.empty:
+        return "anything"
+    if inspect.isclass(kind) and issubclass(kind, Mapping):
+        return "a mapping"
+    if is_dataclass(kind):
+        return "a block"
+    return f"a {getattr(kind, '__name__', str(kind))}"
+
+
+def _describe_composite(annotation: Any) -> str | None:
+    """Describe a type made of others, such as `list[int]` (origin `list`, arguments `(int,)`); None for other types."""
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is typing.Annotated:
@@ -70,20 +90,7 @@ def describe(annotation: Any) -> str:
     if origin in (list, tuple, set, frozenset) or _is_sequence(origin):
         item = describe(args[0]) if args else "anything"
         return "a list" if item in ("anything", "a block") else f"a list, each {item}"
-
-    # The others, from exact types to families: of a `dict[str, int]`, the origin says enough.
-    kind = origin or annotation
-    if kind in _NUMBERS:
-        return _NUMBERS[kind]
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    if annotation is Any or annotation is inspect.Parameter.empty:
-        return "anything"
-    if inspect.isclass(kind) and issubclass(kind, Mapping):
-        return "a mapping"
-    if is_dataclass(kind):
-        return "a block"
-    return f"a {getattr(kind, '__name__', str(kind))}"
+    return None
 
 
 def shown(value: Any) -> str:

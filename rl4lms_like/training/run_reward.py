@@ -52,7 +52,7 @@ class RunReward:
             return self._last[1]
 
         totals: list[float] = []
-        parts: dict[str, list[float]] = {}
+        values_by_part: dict[str, list[float]] = {}
         with _unchanged_random_state():
             for start in range(0, len(generated), self._batch_size):
                 batch = [self._final_state(item) for item in generated[start : start + self._batch_size]]
@@ -62,9 +62,9 @@ class RunReward:
                 lengths = [state.n_actions for state in batch]
                 totals += _episode_sums(rewards.total, lengths)
                 for name, values in rewards.parts.items():
-                    parts.setdefault(name, []).extend(_episode_sums(values, lengths))
+                    values_by_part.setdefault(name, []).extend(_episode_sums(values, lengths))
 
-        results = EpisodeRewards(totals, parts)
+        results = EpisodeRewards(totals, values_by_part)
         self._last = (generated, results)
         return results
 

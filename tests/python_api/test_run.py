@@ -276,6 +276,16 @@ def test_a_conversation_is_rendered_by_the_chat_template(tmp_path):
     assert isinstance(run.train(quiet=True).generate(prompts[0]), str)
 
 
+def test_completions_may_be_messages(tmp_path):
+    from tests.chat_models import save_chat_model
+
+    model = save_chat_model(tmp_path / "chat")
+    data = [{"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}] * 4
+    run = Run(model, data=data, algorithm="sft", max_steps=1, folder=tmp_path / "run")
+    assert run.config.datapool.args.keys() == {"data_files"} and run.config.tokenizer.chat_template is True
+    assert run.train(quiet=True).is_finished
+
+
 def test_nothing_of_the_training_stays_in_memory(make, monkeypatch):
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 
