@@ -64,23 +64,12 @@ def add_change(parser: argparse.ArgumentParser) -> None:
 
 def changes_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return the values of `--change` by config path."""
-    from rl4lms_like.config.yaml_file import parse_value
+    from rl4lms_like.config.yaml_file import parse_assignments
 
-    changes: dict[str, Any] = {}
-    issues = []
-    for change in options.changes:
-        path, equals, text = change.partition("=")
-        path = path.strip()
-        if not equals or not all(path.split(".")):
-            issues.append(ConfigIssue("--change", f"expected PATH=VALUE as in alg.args.gamma=1, got {change!r}"))
-            continue
-        try:
-            changes[path] = parse_value(text)
-        except ValueError as error:
-            issues.append(ConfigIssue(f"--change {path}", str(error)))
+    changes, issues = parse_assignments(options.changes, "--change")
     if issues:
         raise ConfigError(issues, "the command line")
-    return changes
+    return dict(changes)
 
 
 def add_code(parser: argparse.ArgumentParser) -> None:

@@ -176,19 +176,29 @@ def _syntax(error: Exception) -> str:
 
 def apply_overrides(mapping: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[ConfigIssue]]:
     """Return a copy of the mapping with the overrides applied, and an error for each invalid override."""
-    changed, issues = dict(mapping), []
-    for override in overrides:
-        path, equals, text = override.partition("=")
+    assignments, issues = parse_assignments(overrides, "--set")
+    changed = dict(mapping)
+    for path, value in assignments:
+        changed, value_issues = apply_values(changed, {path: value}, "--set")
+        issues += value_issues
+    return changed, issues
+
+
+def parse_assignments(texts: Sequence[str], option: str) -> tuple[list[tuple[str, Any]], list[ConfigIssue]]:
+    """Return config path and value of each `PATH=VALUE` of an option of the command line, and the errors."""
+    assignments = []
+    issues = []
+    for assignment in texts:
+        path, equals, text = assignment.partition("=")
         path = path.strip()
         if not equals or not all(path.split(".")):
-            issues.append(ConfigIssue("--set", f"expected PATH=VALUE as in alg.args.gamma=1, got {override!r}"))
+            issues.append(ConfigIssue(option, f"expected PATH=VALUE as in alg.args.gamma=1, got {assignment!r}"))
             continue
         try:
-            changed, wrong = apply_values(changed, {path: parse_value(text)}, "--set")
+            assignments.append((path, parse_value(text)))
         except ValueError as error:
-            wrong = [ConfigIssue(f"--set {path}", str(error))]
-        issues += wrong
-    return changed, issues
+            issues.append(ConfigIssue(f"{option} {path}", str(error)))
+    return assignments, issues
 
 
 def apply_values(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -26,24 +25,6 @@ def mapping(tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, "ppo")
     evaluation = {"eval_batch_size": 6, "n_iters": 4, "eval_every": 9, "save_every": 1, "keep_last": 4}
     return mapping | {"train_evaluation": evaluation | {"metrics": [{"id": "length"}]}}
-
-
-@pytest.fixture(scope="module")
-def ended(mapping, tmp_path_factory):
-    """The folder of a run that was stopped in its third iteration. Only to be copied."""
-    base = tmp_path_factory.mktemp("ended")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
-        stop_after(patch, 2, "rollout")
-        started(mapping, base)
-    folder = base / "rl4lm_exps" / "run"
-    for path in (folder / "checkpoints").glob("interrupted_*"):
-        shutil.rmtree(path)
-    return folder
-
-
-@pytest.fixture
-def stopped(ended, tmp_path):
-    return shutil.copytree(ended, tmp_path / "rl4lm_exps" / "run")
 
 
 def resumed_with_rate(folder, monkeypatch, rate, until):

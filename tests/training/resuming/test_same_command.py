@@ -38,24 +38,6 @@ def whole(mapping, tmp_path_factory):
     return started(mapping, tmp_path_factory.mktemp("whole"))
 
 
-@pytest.fixture(scope="module")
-def ended(mapping, tmp_path_factory):
-    """The folder of a run that was stopped in its third iteration. Only to be copied."""
-    base = tmp_path_factory.mktemp("ended")
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
-        stop_after(patch, 2, "rollout")
-        started(mapping, base)
-    folder = base / "rl4lm_exps" / "run"
-    for path in (folder / "checkpoints").glob("interrupted_*"):
-        shutil.rmtree(path)
-    return folder
-
-
-@pytest.fixture
-def stopped(ended, tmp_path):
-    return shutil.copytree(ended, tmp_path / "rl4lm_exps" / "run")
-
-
 def found(mapping, folder):
     """What the command comes to: the checkpoint that it goes on from, the reasons why not."""
     run, reasons = find_unfinished(parse_config(mapping), folder)
