@@ -24,7 +24,7 @@ def describe(shape: Shape) -> str:
     """The shape in words."""
     return (
         f"prompt {shape.prompt_len} + {shape.response_len} tokens, {shape.episodes} episodes, {shape.n_epochs} epochs, "
-        f"minibatches of {shape.minibatch} episodes, GPT-2 {shape.n_layer} x {shape.n_embd}, "
+        f"minibatches of {shape.minibatch} episodes, {shape.family} {shape.n_layer} x {shape.n_embd}, "
         f"vocabulary {shape.vocab_size}"
     )
 

@@ -53,7 +53,7 @@ SYSTEMS = {
     "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),
-    "trl_grpo": System("trl_grpo", ("trl==1.16.*",)),
+    "trl_grpo": System("trl_grpo", ("trl==1.16.*", "peft")),
 }
 
 
@@ -79,6 +79,7 @@ class WorkerProcess:
             "HF_HUB_OFFLINE": "1",
             "CUDA_VISIBLE_DEVICES": "",
             "PYTHONPATH": str(system.checkout),  # an editable installation would come first
+            **job.get("environment", {}),
         }
         with log.open("w") as errors:
             self._process = subprocess.Popen(
@@ -133,7 +134,7 @@ class WorkerProcess:
 
 @contextlib.contextmanager
 def running(
-    names: Sequence[str], shape: Shape, *, seed: int, threads: int, **job: Any
+    names: Sequence[str], shape: Shape, *, seed: int, threads: int, model: Path | None = None, **job: Any
 ) -> Iterator[list[WorkerProcess]]:
     """Systems that have loaded the same model and wait for work.
 
@@ -142,17 +143,19 @@ def running(
         shape: of the work.
         seed: of weights, prompts and samples.
         threads: of torch, in each.
-        job: more entries for every worker's job.
+        model: folder of the model; default: a random one of this shape is made.
+        job: more entries for every worker's job; `environment`: variables of its process.
     """
     crowded = len(names) * held_mb(shape) > available_mb() / 4
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        model = Path(folder) / "model"
-        subprocess.run(
-            [sys.executable, "-m", "benchmarks.workload", shape.to_json(), str(model), str(seed)],
-            cwd=ROOT,
-            check=True,
-            stderr=subprocess.DEVNULL,
-        )
+        if model is None:
+            model = Path(folder) / "model"
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.workload", shape.to_json(), str(model), str(seed)],
+                cwd=ROOT,
+                check=True,
+                stderr=subprocess.DEVNULL,
+            )
         whole_job = {
             "shape": json.loads(shape.to_json()),
             "model": str(model),

@@ -5,6 +5,9 @@
     prompts      [episodes, prompt_len] token ids of iteration k, from one seed
     reward       the share of response tokens that are larger than their predecessor, [n]
 
+A model of natural language (`grpo_real`) comes with the `words` that its prompts consist of, and with
+`share_of_vowels` as the reward.
+
 Token `k` is the word `k`. The padding and end-of-sequence token is one past the model's vocabulary, so that no model
 can sample it: every response has full length, and all systems process the same number of tokens.
 
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +48,7 @@ class Shape:
         n_layer: layers of the GPT-2.
         n_embd: its width; heads are 64 wide, or 4 where that would be fewer.
         vocab_size: of its embedding.
+        family: of the model.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Shape:
     n_layer: int = 4
     n_embd: int = 128
     vocab_size: int = 2048
+    family: str = "GPT-2"
 
     @property
     def response_tokens(self) -> int:
@@ -139,13 +145,14 @@ def save_model(shape: Shape, folder: Path, *, seed: int = 0) -> None:
     ).save_pretrained(folder)
 
 
-def prompts(shape: Shape, iteration: int, *, seed: int = 0) -> torch.Tensor:
+def prompts(shape: Shape, iteration: int, *, seed: int = 0, words: Sequence[int] | None = None) -> torch.Tensor:
     """The prompts of one iteration.
 
     Args:
         shape: of the work.
         iteration: counts from 0; each has its own prompts.
         seed: of all of them.
+        words: token ids to draw from; default: the vocabulary.
 
     Returns:
         Token ids `[episodes, prompt_len]`.
@@ -153,7 +160,8 @@ def prompts(shape: Shape, iteration: int, *, seed: int = 0) -> torch.Tensor:
     import torch
 
     generator = torch.Generator().manual_seed(1_000_003 * seed + iteration)
-    return torch.randint(shape.vocab_size, (shape.episodes, shape.prompt_len), generator=generator)
+    drawn_from = torch.arange(shape.vocab_size) if words is None else torch.tensor(words)
+    return drawn_from[torch.randint(len(drawn_from), (shape.episodes, shape.prompt_len), generator=generator)]
 
 
 def reward(response_ids: torch.Tensor) -> torch.Tensor:
@@ -166,6 +174,11 @@ def reward(response_ids: torch.Tensor) -> torch.Tensor:
         `[n]`, from 0 to 1.
     """
     return (response_ids[:, 1:] > response_ids[:, :-1]).float().mean(dim=1)
+
+
+def share_of_vowels(responses: Sequence[str]) -> list[float]:
+    """The reward for a model of natural language: cheap, different for most responses, the same for every system."""
+    return [sum(letter in "aeiou" for letter in response) / max(1, len(response)) for response in responses]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """This library: `PPO` or `GRPO` on a `TextVecEnv`, one `learn_iteration` at a time, with all features on.
 
-The reward is the library's own `increasing_numbers`, on decoded text as always. It clips gradients, measures
-entropies and first ratios, and keeps statistics; all of that is in its time.
+The reward is the library's own `increasing_numbers`, on decoded text as always, or the function for a model of natural
+language. It clips gradients, measures entropies and first ratios, and keeps statistics; all of that is in its time.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ FOREVER = 10**6
 GROUP_SIZE = 8  # as in `trl_grpo`
 
 
+def vowels(responses: list[str]) -> list[float]:
+    """The workload's reward for a model of natural language, as this library calls it."""
+    return workload.share_of_vowels(responses)
+
+
 def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
     """The library's PPO for the worker's shape, or its GRPO if the job says so."""
     shape, is_grpo = worker.shape, worker.job.get("algorithm") == "grpo"
@@ -33,11 +38,15 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
     if is_grpo:
         own = {"group_size": GROUP_SIZE}
     tokenizer: Any = AutoTokenizer.from_pretrained(worker.model)
-    texts = [tokenizer.decode(row) for k in range(8) for row in workload.prompts(shape, k, seed=worker.seed)]
+    words = worker.job.get("words")  # of a model of natural language
+    texts = [
+        tokenizer.decode(row) for k in range(8) for row in workload.prompts(shape, k, seed=worker.seed, words=words)
+    ]
+    adapters = {"peft": worker.job["lora"]} if "lora" in worker.job else {}
     env = TextVecEnv(
         n_envs=shape.episodes,
         tokenizer=tokenizer,
-        reward_function=RewardIncreasingNumbers(min_tokens=shape.response_len),
+        reward_function=RewardIncreasingNumbers(min_tokens=shape.response_len) if words is None else vowels,
         samples=[Sample(id=str(number), prompt_or_input_text=text) for number, text in enumerate(texts)],
         max_episode_length=shape.response_len,
         max_prompt_length=shape.prompt_len,
@@ -49,6 +58,7 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
         policy_kwargs={
             "model_name": worker.model,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
+            **adapters,
         },
         kl_controller=FixedKLController(workload.KL_COEF, placement="loss" if is_grpo else "reward"),
         learning_rate=workload.LEARNING_RATE,

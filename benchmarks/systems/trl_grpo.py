@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -24,6 +25,11 @@ GENERATIONS = 8  # responses a prompt, TRL's default
 def increasing_share(completion_ids: list[list[int]], **_: Any) -> list[float]:
     """The workload's reward as TRL's GRPO calls it."""
     return workload.reward(torch.tensor(completion_ids)).tolist()
+
+
+def vowels(completions: list[str], **_: Any) -> list[float]:
+    """The workload's reward for a model of natural language as TRL's GRPO calls it."""
+    return workload.share_of_vowels(completions)
 
 
 def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTrainer:
@@ -44,13 +50,15 @@ def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTr
         **TRAINING_ARGUMENTS,
     )
     tokenizer = AutoTokenizer.from_pretrained(worker.model)
-    prompt_ids = torch.cat([workload.prompts(shape, iteration, seed=worker.seed) for iteration in range(8)])
+    words = worker.job.get("words")  # of a model of natural language
+    prompt_ids = torch.cat([workload.prompts(shape, k, seed=worker.seed, words=words) for k in range(8)])
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(worker.model),
-        reward_funcs=increasing_share,
+        reward_funcs=increasing_share if words is None else vowels,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": tokenizer.batch_decode(prompt_ids)}),
         processing_class=tokenizer,
+        peft_config=LoraConfig(task_type="CAUSAL_LM", **worker.job["lora"]) if "lora" in worker.job else None,
         callbacks=[gate],
     )
 
