@@ -28,7 +28,8 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer, ResumeState, trained
-from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
+from rl4lms_like.offline.settable_arguments import PATH
+from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
