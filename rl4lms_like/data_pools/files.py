@@ -126,7 +126,7 @@ class Columns:
             elif has_response and row[RESPONSE] is not None:
                 response = row[RESPONSE]
                 if isinstance(response, Mapping):
-                    response, whole_messages = response_text([response])
+                    response, whole_messages = response_text([dict(response)])
                 references.append(response)
 
             # The number is that of the row in its file, so an id means the same row whatever the split ratios are.
