@@ -330,6 +330,7 @@ def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         "generation_kwargs": config.alg.generation_kwargs,
         "prompt_truncation_side": config.tokenizer.truncation_side,
         "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
+        "attn_implementation": config.alg.attn_implementation,
     }
 
 

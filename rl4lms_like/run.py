@@ -263,8 +263,15 @@ def _train(
 
     # The objects come before the folder: a config that cannot be built leaves no folder behind.
     silence_libraries()
+    config_to_run = config
+    if resumed is not None and not isinstance(config, RunConfig):
+        from rl4lms_like.offline.settable_arguments import without_unused_keys
+
+        # An earlier version may have started the run with keys that are refused by now. Its files keep them.
+        config_to_run, notices = without_unused_keys(config)
+        messages = [*messages, *notices]
     with explaining(config):
-        make_trainer, close = _assembled(config, ranks, keep_last_state=keep_last_state)
+        make_trainer, close = _assembled(config_to_run, ranks, keep_last_state=keep_last_state)
 
     tensorboard_log = destinations.tensorboard_log
     if isinstance(config, RunConfig):  # Stable-Baselines3's algorithms have this argument

@@ -528,6 +528,8 @@ class _OfflineAlgConfig(Block):
         generation_kwargs: generation arguments of evaluations.
         training_args: arguments of transformers' `TrainingArguments`. `metric_for_best_model` is `loss` or a key of the
             metrics.
+        attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
+            choice.
         separator: text inserted between prompt and reference of a causal model; default: a space if neither has white
             space there.
         early_stopping_patience: stop training after this many evaluations on `val` without improvement; null never
@@ -542,6 +544,7 @@ class _OfflineAlgConfig(Block):
     model_name: str
     generation_kwargs: OfflineGenerationKwargs = field(default_factory=dict)
     training_args: Arguments = field(default_factory=dict)
+    attn_implementation: str | None = None
     separator: str | None = None
     early_stopping_patience: Count | None = None
     early_stopping_threshold: NonNegative = 0.0
@@ -562,6 +565,17 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("", "early_stopping_threshold has no effect without early_stopping_patience")
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
+        yield from self._attention_issues()
+
+    def _attention_issues(self) -> Iterator[ConfigIssue]:
+        name = self.attn_implementation or ""
+        if "/" in name:
+            text = f"{name!r} would run code from the hub, which runs on given texts do not; use eager or sdpa"
+            yield ConfigIssue("attn_implementation", text)
+            return
+        has_16_bits = self.training_args.get("bf16") or self.training_args.get("fp16")
+        if "flash" in name and not has_16_bits:
+            yield ConfigIssue("attn_implementation", f"{name!r} has no float32; set training_args.bf16: true")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -618,6 +632,9 @@ class PreferenceAlgConfig(ComponentConfig, _OfflineAlgConfig):
 
         if self.writes_text:
             return
+        if self.attn_implementation in ("flash_attention_2", "flash_attention_3"):
+            text = f"{self.id} compares its output with the model's own in float32; use sdpa"
+            yield ConfigIssue("attn_implementation", text)
         if self.generation_kwargs:
             text = f"{self.id} writes no text; it is evaluated on the preferences of val and test"
             yield ConfigIssue("generation_kwargs", text)

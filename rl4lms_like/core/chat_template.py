@@ -19,7 +19,7 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rl4lms_like.core.sample import SPOKEN_KEYS, Sample
+from rl4lms_like.core.sample import SPOKEN_KEYS, Message, Sample
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import beginning
@@ -31,8 +31,6 @@ KEY = "tokenizer.chat_template"
 
 Tools: TypeAlias = "Sequence[dict[str, Any]] | None"
 """Descriptions of functions that a model may call, as JSON schemas."""
-Message: TypeAlias = "dict[str, Any]"
-"""`role` and `content`; templates may read further keys. The content is None if there are only tool calls."""
 
 RENDERING_S = 10.0
 """Seconds after which the rendering of one conversation is given up: nested loops of a template may never end."""
@@ -145,33 +143,38 @@ class ChatTemplate:
         """Return the sample with the texts that the model is to write for responses that are whole messages."""
         where = f"sample {sample.id!r}"
         texts: dict[str, str] = {}
-        messages: dict[str, Message] = {}
-        for text, message in sample.response_messages.items():
+        messages: dict[str, Message | list[Message]] = {}
+        for text in sample.response_messages:
             turns = list(sample.messages or ())
-            rendered = self.render([*turns, message], tools=sample.tools, where=where)
+            response = sample.response_turns(text)
+            rendered = self.render([*turns, *response], tools=sample.tools, where=where)
 
             # A tool call without its call would teach the model to end at once, and reasoning to leave it out.
             for keys in SPOKEN_KEYS:
-                present = [key for key in keys if message.get(key)]
-                shortened = {key: value for key, value in message.items() if key not in keys}
-                if present and self.render([*turns, shortened], tools=sample.tools, where=where) == rendered:
+                present = [key for message in response for key in keys if message.get(key)]
+                shortened = []
+                for message in response:
+                    shortened.append({key: value for key, value in message.items() if key not in keys})
+                if present and self.render([*turns, *shortened], tools=sample.tools, where=where) == rendered:
                     raise self._not_written(f"`{present[0]}` of the response", where)
 
             # Other keys, such as the date of a message, may have no effect: then the response is its content.
-            plain = {"role": "assistant", "content": message["content"] or ""}
-            if self.render([*turns, plain], tools=sample.tools, where=where) == rendered:
+            plain = {"role": "assistant", "content": response[0]["content"] or ""}
+            if len(response) == 1 and self.render([*turns, plain], tools=sample.tools, where=where) == rendered:
                 texts[text] = plain["content"]
                 continue
             prompt = self._prompt_before(rendered, turns, tools=sample.tools, where=where)
-            texts[text] = self._until_end_of_turn(rendered[len(prompt) :])
-            messages[texts[text]] = message
+            texts[text] = self._until_end_of_turn(rendered[len(prompt) :], has_turns=len(response) > 1)
+            messages[texts[text]] = sample.response_messages[text]
         return sample.with_responses(texts, messages)
 
-    def _until_end_of_turn(self, text: str) -> str:
-        """Return the text up to the token that ends a turn."""
-        if self.end_of_turn is None:
+    def _until_end_of_turn(self, text: str, *, has_turns: bool) -> str:
+        """Return the text up to the token that ends its turn; up to the last one if it has several turns."""
+        end = self.end_of_turn
+        token = None if end is None else str(self.tokenizer.convert_ids_to_tokens(end))
+        if token is None or token not in text:
             return text
-        return text.partition(str(self.tokenizer.convert_ids_to_tokens(self.end_of_turn)))[0]
+        return text.rpartition(token)[0] if has_turns else text.partition(token)[0]
 
     def _not_written(self, what: str, where: str) -> ConfigError:
         return chat_template_issue(

@@ -10,6 +10,9 @@ from typing import Any, Literal, TypeAlias
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
 
+Message: TypeAlias = "dict[str, Any]"
+"""`role` and `content`, and further keys that a chat template reads."""
+
 SPOKEN_KEYS = (("reasoning_content", "reasoning", "thinking"), ("tool_calls",))
 """Keys of an assistant's message with what the model is to write, besides `content`; names of the same together."""
 
@@ -29,8 +32,9 @@ class Sample:
         rendered_prompt: the prompt as the model reads it, rendered by a chat template with all special tokens; None
             without one, then the model reads `prompt_or_input_text`.
         tools: descriptions of functions that the model may call, for the chat template; None if there are none.
-        response_messages: text of a response -> the assistant's message that it stands for. Responses that have
-            nothing but a content are not in it. Before a chat template has rendered the message, its text is JSON.
+        response_messages: text of a response -> the assistant's message that it stands for, or the messages of a
+            conversation that goes on for several turns. Responses that have nothing but a content are not in it. Before
+            a chat template has rendered the messages, their text is JSON.
         learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
             messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
     """
@@ -42,7 +46,7 @@ class Sample:
     messages: list[dict[str, Any]] | None = None
     rendered_prompt: str | None = None
     tools: list[dict[str, Any]] | None = None
-    response_messages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    response_messages: dict[str, Message | list[Message]] = field(default_factory=dict)
     learned: Learned = "response"
 
     @classmethod
@@ -69,11 +73,12 @@ class Sample:
             tools=list(tools) if tools else None,
         )
 
-    def response_message(self, text: str) -> dict[str, Any]:
-        """Return the assistant's message of one of the sample's responses."""
-        return self.response_messages.get(text, {"role": "assistant", "content": text})
+    def response_turns(self, text: str) -> list[Message]:
+        """Return the messages of one of the sample's responses: one of the assistant, or several turns."""
+        messages = self.response_messages.get(text, {"role": "assistant", "content": text})
+        return messages if isinstance(messages, list) else [messages]
 
-    def with_responses(self, texts: Mapping[str, str], messages: dict[str, dict[str, Any]]) -> Sample:
+    def with_responses(self, texts: Mapping[str, str], messages: dict[str, Message | list[Message]]) -> Sample:
         """Return the sample with other texts for some of its responses (old -> new), and with these messages."""
         references = [texts.get(reference, reference) for reference in self.references]
         return replace(self, references=references, response_messages=messages)
@@ -100,24 +105,27 @@ class Preference(Sample):
         """The preferred (or good) response; None if the only response is a bad one."""
         return self.references[0] if self.references else None
 
-    def with_responses(self, texts: Mapping[str, str], messages: dict[str, dict[str, Any]]) -> Preference:
+    def with_responses(self, texts: Mapping[str, str], messages: dict[str, Message | list[Message]]) -> Preference:
         """Return the preference with other texts for some of its responses (old -> new), and with these messages."""
         references = [texts.get(reference, reference) for reference in self.references]
         rejected = None if self.rejected is None else texts.get(self.rejected, self.rejected)
         return replace(self, references=references, rejected=rejected, response_messages=messages)
 
 
-def response_text(message: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
-    """Return the text of an assistant's message for a sample, and the entry of `response_messages` if it needs one.
+def response_text(messages: Sequence[Message]) -> tuple[str, dict[str, Message | list[Message]]]:
+    """Return the text of a response for a sample, and the entry of `response_messages` if it needs one.
 
     Example:
-        >>> response_text({"role": "assistant", "content": "Yes."})
+        >>> response_text([{"role": "assistant", "content": "Yes."}])
         ('Yes.', {})
     """
-    if set(message) == {"role", "content"} and message["content"] is not None:
-        return message["content"], {}
+    response = list(messages)
+    first = response[0]
+    if len(response) == 1 and set(first) == {"role", "content"} and first["content"] is not None:
+        return first["content"], {}
 
-    # What else is in it is only known to a chat template. Until then, the whole message is its text, so that two
+    # What else is in it is only known to a chat template. Until then, the whole messages are its text, so that two
     # messages with the same content and different tool calls are not the same response.
-    text = json.dumps(message, ensure_ascii=False, default=str)
-    return text, {text: dict(message)}
+    value = response if len(response) > 1 else dict(first)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text, {text: value}

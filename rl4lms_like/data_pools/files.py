@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Learned, Sample, response_text
+from rl4lms_like.core.sample import Learned, Message, Sample, response_text
 from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
 from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
 from rl4lms_like.data_pools.splits import Splitting, names_of
@@ -118,15 +118,15 @@ class Columns:
             meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
 
             # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
-            whole_messages: dict[str, dict[str, Any]] = {}
+            whole_messages: dict[str, Message | list[Message]] = {}
             if self.last_message_as_reference:
                 prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
-                reference, whole_messages = response_text(last)
+                reference, whole_messages = response_text([last])
                 references.append(reference)
             elif has_response and row[RESPONSE] is not None:
                 response = row[RESPONSE]
                 if isinstance(response, Mapping):
-                    response, whole_messages = response_text(response)
+                    response, whole_messages = response_text([dict(response)])
                 references.append(response)
 
             # The number is that of the row in its file, so an id means the same row whatever the split ratios are.

@@ -162,12 +162,18 @@ class FormattedRows:
         for index, (where, row) in self.rows:
             converted = {**row, **convert(row, where, self.input_template)}
 
-            # Answers with scores have none if there is a single one, or all have the same score; a row of alpaca, if
-            # its column is null.
-            if self.needs_pairs and REJECTED in converted and converted[REJECTED] is None:
+            if self.needs_pairs and self._lacks_preference(converted):
                 self.n_without_pair += 1
                 continue
             yield index, (where, converted)
+
+    def _lacks_preference(self, row: Row) -> bool:
+        """Return True for a converted row without two responses to compare, or without a label."""
+        # Answers with scores have none if there is a single one, or all have the same score; a row of alpaca, if its
+        # column is null. An empty cell of a CSV file is an empty text.
+        if self.name == "prompt_completion":
+            return LABEL in row and row[LABEL] in (None, "")
+        return REJECTED in row and row[REJECTED] is None
 
     @property
     def learned(self) -> Learned:

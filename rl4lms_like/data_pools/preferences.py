@@ -2,21 +2,23 @@
 
     pair     {"prompt": "I saw it", "chosen": "and loved it.", "rejected": "and left."}
     pair     {"chosen": "I saw it and loved it.", "rejected": "I saw it and left."}       prompt: common beginning
-    pair     {"chosen": [user, assistant], "rejected": [user, assistant]}                 prompt: messages
+    pair     {"chosen": [user, assistant], "rejected": [user, assistant]}                 prompt: common messages
+    pair     {"prompt": [user], "chosen": [assistant, user, assistant], "rejected": ...}  several turns
     label    {"prompt": "I saw it", "response": "and left.", "label": false}
 
-Responses are texts, or lists of messages that end with one of the assistant. The better response is the sample's
-reference, so that a supervised run can learn from it too.
+Responses are texts, or lists of messages that end with one of the assistant. Without a prompt, it is what both have in
+common at their beginning, up to a whole message that is not the assistant's. What follows is the response, of one or
+several turns. The better response is the sample's reference, so that a supervised run can learn from it too.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.sample import Preference, Sample, response_text
+from rl4lms_like.core.sample import Message, Preference, Sample, response_text
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.formats import COMPLETION, LABEL, PROMPT, RowFormat
@@ -26,7 +28,7 @@ from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError, require_extra
 from rl4lms_like.system.wording import agreement, shown
 
-Messages: TypeAlias = "list[dict[str, Any]]"
+Messages: TypeAlias = "list[Message]"
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -94,29 +96,31 @@ class PreferenceColumns:
 
     def _prompt_and_responses(
         self, row: Mapping[str, Any], where: str
-    ) -> tuple[str | Messages, list[str], dict[str, dict[str, Any]]]:
+    ) -> tuple[str | Messages, list[str], dict[str, Message | Messages]]:
         """Return the prompt, both responses or the labelled one, and the `response_messages` of the sample."""
         prompt: str | Messages | None = None
         if not self._is_implicit(row):
             prompt = prompt_cell(row, self.prompt_column or PROMPT, where)
 
-        # Responses that are messages contain their prompt, which must be the same in all of them.
+        # Responses that are messages may contain their prompt, which must be the same in all of them.
         names = (self.response_column,) if self.label_column else (self.chosen_column, self.rejected_column)
         values = [prompt_cell(row, name, where) for name in names]
+        n_common = _n_common_messages([value for value in values if not isinstance(value, str)])
         prompts: list[str | Messages | None] = []
         responses: list[str] = []
-        whole_messages: dict[str, dict[str, Any]] = {}
+        whole_messages: dict[str, Message | Messages] = {}
         for name, value in zip(names, values, strict=True):
-            prompt_of_response, response = _divided(value, prompt, f"{where}, column {name!r}")
-            prompts.append(prompt_of_response)
-            if isinstance(response, str):
-                responses.append(response)
-            else:
-                text, of_text = response_text(response)
-                responses.append(text)
-                whole_messages |= of_text
+            if isinstance(value, str):
+                prompts.append(prompt)
+                responses.append(value)
+                continue
+            n_prompt = _n_of_prompt(value, prompt, n_common, f"{where}, column {name!r}")
+            prompts.append(value[:n_prompt] or prompt)
+            text, of_text = response_text(value[n_prompt:])
+            responses.append(text)
+            whole_messages |= of_text
         if prompts[-1] != prompts[0]:
-            raise DataPoolError(f"{where}: the messages before the last one are not the same in both responses")
+            raise DataPoolError(f"{where}: the messages before the response are not the same in both columns")
 
         # Texts without a prompt are whole dialogues, as in HH-RLHF: they have the prompt in common.
         prompt = prompts[0]
@@ -143,36 +147,60 @@ def common_beginning(chosen: str, rejected: str) -> str:
     return beginning.rstrip()
 
 
-def _divided(
-    value: str | Messages, prompt: str | Messages | None, where: str
-) -> tuple[str | Messages | None, str | dict[str, Any]]:
-    """Return the prompt, and a response that is a text or a message.
+def _n_common_messages(conversations: Sequence[Messages]) -> int:
+    """Return the number of messages before the responses of one or two conversations.
+
+    It is the longest common beginning that leaves a response, which begins with a message of the assistant.
+
+    Example:
+        >>> user, good, bad = ({"role": role, "content": role} for role in ("user", "assistant", "assistant"))
+        >>> _n_common_messages([[user, good, user, good], [user, good, user, bad | {"content": "No."}]])
+        3
+    """
+    if len(conversations) < 2:
+        return sum(len(conversation) - 1 for conversation in conversations)
+    n = 0
+    for message, other in zip(*(conversation[:-1] for conversation in conversations), strict=False):
+        if message != other:
+            break
+        n += 1
+
+    # A prompt that ends with a message of the assistant would leave nothing to respond to.
+    while n and conversations[0][n - 1]["role"] == "assistant":
+        n -= 1
+    return n
+
+
+def _n_of_prompt(messages: Messages, prompt: str | Messages | None, n_common: int, where: str) -> int:
+    """Return how many messages are the prompt; the others are the response.
 
     Args:
-        value: the response; messages may have the prompt before it.
+        messages: the response, perhaps after its prompt.
         prompt: prompt of its own column, None if there is none.
+        n_common: number of messages before the responses, without a column of the prompt.
         where: location, for messages of errors.
-
-    Returns:
-        The prompt is None if neither the column nor messages have one.
     """
-    if isinstance(value, str):
-        return prompt, value
-    if value[-1]["role"] != "assistant":
-        raise DataPoolError(f"{where}: expected messages that end with one of the assistant, got {shown(value)}")
+    n = n_common
+    if isinstance(prompt, list):
+        n = len(prompt) if messages[: len(prompt)] == prompt else 0
 
-    before = value[:-1]
-    response = value[-1]
-    if not before:
-        if prompt is None:
-            raise DataPoolError(f"{where}: there is no message before the response, and no prompt")
-        return prompt, response
+    # A prompt as text is a message of the user, such as the last one in UltraFeedback.
+    elif isinstance(prompt, str):
+        while n and messages[n - 1]["content"] != prompt:
+            n -= 1
 
-    # A prompt as text is the last message of the user, such as in UltraFeedback.
-    is_last_message = isinstance(prompt, str) and before[-1]["content"] == prompt
-    if prompt is not None and before != prompt and not is_last_message:
+    # Without its prompt, a response begins with a message of the assistant.
+    if not n and prompt is None:
+        raise DataPoolError(f"{where}: there is no message before the response, and no prompt")
+    if not n and messages[0]["role"] != "assistant":
         raise DataPoolError(f"{where}: the messages before the response are not the prompt")
-    return before, response
+
+    response = messages[n:]
+    if not response or response[0]["role"] != "assistant" or response[-1]["role"] != "assistant":
+        raise DataPoolError(
+            f"{where}: expected a response that begins and ends with a message of the assistant, got {shown(response)}"
+        )
+    return n
 
 
 def _label(row: Mapping[str, Any], name: str, where: str) -> bool:

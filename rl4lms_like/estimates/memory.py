@@ -293,6 +293,7 @@ def estimate_supervised_memory(
     config = with_embedded_models(config)
     training = config.alg.training_args
     known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
+    known["attn_implementation"] = config.alg.attn_implementation
     known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
     known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
     causal = config.alg.model_type == "causal"

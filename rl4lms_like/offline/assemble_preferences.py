@@ -152,15 +152,13 @@ def _load(
     """Load the model that is trained; return it and the dropout rates of its checkpoint."""
     name = config.alg.model_name
     # With `adapters`, only the adapters have dropout.
-    has_dropout = arguments.dropout is True
+    options: Any = {"dropout": arguments.dropout is True, "attn_implementation": config.alg.attn_implementation}
     if arguments.has_language_model:
-        return load_model(auto_class_of(model_config), name, dropout=has_dropout)
+        return load_model(auto_class_of(model_config), name, **options)
 
     # The head is new, unless the model is a classifier already; its weights depend on the run's seed alone.
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
-        return load_model(
-            AutoModelForSequenceClassification, name, dropout=has_dropout, unused=head_modules, n_labels=1
-        )
+        return load_model(AutoModelForSequenceClassification, name, unused=head_modules, n_labels=1, **options)
 
 
 def _objective(
@@ -217,8 +215,9 @@ def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
     with first_episodes(model, name):
         probe = probe_episodes(vocab_size, reader.prompt_side)
         reader.probe_head(probe.to(model.device))
-        check_parity(reader, name)
-        reader.shares_prompts = check_sharing(reader, name)
+        in_bfloat16 = "flash" in str(model.config._attn_implementation)  # kernels without float32 support
+        check_parity(reader, name, in_bfloat16=in_bfloat16)
+        reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
     return reader
 
 
@@ -230,7 +229,12 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
         raise ConfigError([ConfigIssue("alg.args.reference_model", text)])
     check_vocabulary(encoder.tokenizer, reference_config, config.tokenizer.model_name, name)
 
-    reference = load_model(auto_class_of(reference_config), name, role="reference model")[0]
+    reference, _ = load_model(
+        auto_class_of(reference_config),
+        name,
+        role="reference model",
+        attn_implementation=config.alg.attn_implementation,
+    )
     return checked_reader(nn.Module.to(reference, model.device).eval(), name)
 
 

@@ -26,8 +26,9 @@ from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
+from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
-from rl4lms_like.offline.training_arguments import PATH, make_training_arguments, n_steps_of, steps_per_epoch
+from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
@@ -100,7 +101,12 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     check_independence(config, networks, encoder, examples, samples, generates=generates)
 
     # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
-    model = load_model(auto_class_of(prepared.model_config), config.alg.model_name, dropout=True)[0]
+    model, _ = load_model(
+        auto_class_of(prepared.model_config),
+        config.alg.model_name,
+        dropout=True,
+        attn_implementation=config.alg.attn_implementation,
+    )
     add_adapters(model, config, dropout=True)
     set_n_threads(config, model)
 
@@ -213,8 +219,12 @@ def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerat
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
-def check_settings(config: OfflineConfig) -> None:
+def check_settings(config: OfflineConfig, *, runs_here: bool = True) -> None:
     """Check the settings that need torch and transformers, before anything is loaded.
+
+    Args:
+        config: config of the run.
+        runs_here: False if its device may be that of another machine.
 
     Raises:
         ConfigError: lists every error.
@@ -224,6 +234,9 @@ def check_settings(config: OfflineConfig) -> None:
     issues += lora_conflicts(config.alg.peft, "alg.peft")
     device_errors = supervised_device_issues(config.device)
     issues += device_errors
+    reason = float16_reason(config) if runs_here and not device_errors else None
+    if reason is not None:
+        issues.append(ConfigIssue(f"{PATH}.fp16", f"cannot be set: {reason}"))
 
     # A wrong device would hide errors in the other arguments, so these are then checked for the CPU.
     checkable = replace(config, device="cpu") if device_errors else config
@@ -432,9 +445,10 @@ def config_to_plan(config: Offline) -> Offline:
         ConfigError: settings have errors.
     """
     # The device may exist on another machine only.
+    runs_here = config.device == "cpu"
     if not supervised_device_issues(config.device, here=False):
         config = replace(config, device="cpu")
-    check_settings(config)
+    check_settings(config, runs_here=runs_here)
     return with_embedded_models(config)
 
 

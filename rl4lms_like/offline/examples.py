@@ -144,13 +144,17 @@ class ExampleEncoder:
             return self._references(pairs)
 
         # What the assistant writes is learned, up to the token that ends its turn. Some templates render more after it,
-        # such as a line break, which is not generated either.
+        # such as a line break, which is not generated either. Of several turns, all tokens up to the last such one.
         rows = []
         for sample, text in pairs:
             ids, labels, n_prompt = self._conversation(sample, text, last_only=True)
             response_labels = labels[n_prompt:]
-            n_written = response_labels.index(NOT_LEARNED) if NOT_LEARNED in response_labels else len(ids)
-            rows.append(ids[n_prompt:][:n_written])
+            if len(sample.response_turns(text)) > 1:
+                while response_labels and response_labels[-1] == NOT_LEARNED:
+                    response_labels.pop()
+            elif NOT_LEARNED in response_labels:
+                response_labels = response_labels[: response_labels.index(NOT_LEARNED)]
+            rows.append(ids[n_prompt:][: len(response_labels)])
         return rows
 
     def joined(self, prompt: str, response: str) -> str:
@@ -191,8 +195,11 @@ class ExampleEncoder:
         n_cut = 0
         for sample in samples:
             for reference in sample.references:
+                # Of a response of several turns, the messages of the assistant are learned.
                 is_response = sample.learned == "response"
-                ids, labels, n_prompt = self._conversation(sample, reference, last_only=is_response)
+                has_turns = len(sample.response_turns(reference)) > 1
+                last_only = is_response and not has_turns
+                ids, labels, n_prompt = self._conversation(sample, reference, last_only=last_only)
 
                 # Marks of the template are those of all messages of the assistant.
                 if is_response and not self.loss_on_prompt:
@@ -216,7 +223,7 @@ class ExampleEncoder:
         self, sample: Sample, reference: str, *, last_only: bool = False
     ) -> tuple[list[int], list[int], int]:
         """Return the ids and labels of a prompt with a reference, and the number of the prompt's tokens."""
-        turns = [*(sample.messages or ()), sample.response_message(reference)]
+        turns = [*(sample.messages or ()), *sample.response_turns(reference)]
         ids, is_written = self.template.encode(
             turns, tools=sample.tools, last_only=last_only, where=f"sample {sample.id!r}"
         )

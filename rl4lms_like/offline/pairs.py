@@ -286,7 +286,7 @@ def _whole(encoder: ExampleEncoder, sample: Sample, response: str) -> list[int]:
         return list(tokenizer(text, verbose=False)["input_ids"])
 
     # A chat template writes the special tokens itself.
-    turns = [*(sample.messages or ()), sample.response_message(response)]
+    turns = [*(sample.messages or ()), *sample.response_turns(response)]
     text = encoder.template.render(turns, tools=sample.tools, where=f"sample {sample.id!r}")
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 

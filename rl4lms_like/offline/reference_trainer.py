@@ -41,7 +41,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun
 from rl4lms_like.offline.objective import TrainingObjective
-from rl4lms_like.offline.training_arguments import PATH
+from rl4lms_like.offline.settable_arguments import PATH
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import has_lora, load_adapters
 from rl4lms_like.system.component_state import load_state, state_of

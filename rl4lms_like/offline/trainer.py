@@ -22,13 +22,15 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy
 
 from rl4lms_like.config.rules import SUPERVISED, unknown_metric
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer, ResumeState, trained
-from rl4lms_like.offline.training_arguments import PATH, make_training_arguments
+from rl4lms_like.offline.settable_arguments import PATH
+from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
@@ -335,6 +337,7 @@ class Reporter(TrainerCallback):
         self._n_steps = 0
         self._seconds = 0.0
         self._step_began = 0.0
+        self._saves_at_epoch_end = False
         self._shown_at = -math.inf  # the first step is shown
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -354,12 +357,23 @@ class Reporter(TrainerCallback):
         self._seconds += now - self._step_began
         self._n_steps += 1
 
+        # With evaluations or logs at the end of an epoch, the checkpoint of its last step comes after them: a run that
+        # resumes from it begins with the next epoch, and would omit them. The end of training also ends an epoch.
+        is_last_of_epoch = control.should_training_stop or float(state.epoch).is_integer()
+        if is_last_of_epoch and IntervalStrategy.EPOCH in (args.eval_strategy, args.logging_strategy):
+            self._saves_at_epoch_end = control.should_save
+            control.should_save = False
+
         # The loss is read from the device, which waits for it: not in every step.
         values = None
         if now - self._shown_at >= SHOWN_EVERY_S:
             self._shown_at = now
             values = {self._keys["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_save = control.should_save or self._saves_at_epoch_end
+        self._saves_at_epoch_end = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         logs = logs or {}

@@ -1,6 +1,6 @@
 """Validation of `alg.training_args` and construction of transformers' `TrainingArguments`.
 
-set in the config       every argument of `TrainingArguments` except those set by the run
+set in the config       the arguments of `TrainingArguments` that have an effect (`settable_arguments`)
 set by the run          output_dir, seed, device, reports; refused in the config
 other defaults          evaluation after each epoch, at least ten lines of the log, the best model if it is requested
 """
@@ -25,31 +25,12 @@ from transformers.trainer_utils import IntervalStrategy
 from rl4lms_like.config.load import algorithm_settings
 from rl4lms_like.config.run_config import OfflineConfig
 from rl4lms_like.core.keys_elsewhere import with_equivalent
+from rl4lms_like.offline.settable_arguments import NOT_SETTABLE, PATH, settable_issues
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.system.ranks import is_distributed
 from rl4lms_like.system.schema import check_arguments, check_value, join
 from rl4lms_like.system.wording import shown
-
-PATH = "alg.training_args"
-
-_REASONS = {
-    "use the config's own seed": "seed data_seed",
-    "use the config's own device": "use_cpu",
-    "the run has its own tracker; --log_to_wandb logs to Weights & Biases": "report_to",
-    "repeat the same command, or use --resume": (
-        "resume_from_checkpoint restore_callback_states_from_checkpoint ignore_data_skip"
-    ),
-    "metrics are set by train_evaluation.metrics": "include_for_metrics batch_eval_metrics prediction_loss_only",
-    "evaluation uses the precision of training; bf16 computes in bfloat16": "bf16_full_eval fp16_full_eval",
-    "it is set by the run": "output_dir run_name disable_tqdm remove_unused_columns do_train do_eval do_predict",
-    "torchrun starts several processes, and `distributed` has their settings": (
-        "deepspeed fsdp fsdp_config parallelism_config local_rank ddp_backend ddp_timeout"
-    ),
-    "runs are not uploaded": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push",
-}
-NOT_SETTABLE = {key: why for why, keys in _REASONS.items() for key in keys.split()}
-"""Keys of `TrainingArguments` that are set by the run or not supported -> the reason, for the error message."""
 
 _RANGES: dict[str, Any] = {
     **dict.fromkeys(
@@ -87,7 +68,7 @@ def make_training_arguments(
     configured = config.alg.training_args
     settable = {key: value for key, value in configured.items() if key not in NOT_SETTABLE}
     values, issues = check_arguments(TrainingArguments, settable, PATH)
-    issues += _further_issues(configured, values)
+    issues += [*settable_issues(config), *_further_issues(configured, values)]
     if issues:
         settings = algorithm_settings(config.alg.id)
         raise ConfigError(
@@ -192,9 +173,6 @@ def _as_one_process() -> Iterator[None]:
 def _further_issues(configured: dict[str, Any], values: dict[str, Any]) -> list[ConfigIssue]:
     """Return the errors in the configured keys that their annotations do not cover."""
     issues = []
-    for key, why in NOT_SETTABLE.items():
-        if key in configured:
-            issues.append(ConfigIssue(join(PATH, key), f"cannot be set: {why}"))
     for key, kind in _RANGES.items():
         if values.get(key) is not None:
             issues += check_value(values[key], kind, join(PATH, key))[1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.config.binding import RunKind
 from rl4lms_like.data_pools import SAMPLERS
@@ -72,7 +72,9 @@ def add_defaults(
     put_default(blocks, "alg.id", algorithm)
     put_default(blocks, "alg.model_name", model)
     put_default(blocks, "alg.model_type", "seq2seq" if is_seq2seq else "causal")
-    _add_generation(blocks, "alg.generation_kwargs")
+    # A reward model writes no text.
+    if algorithm not in OBJECTIVES or OBJECTIVES.signature(algorithm).has_language_model:
+        _add_generation(blocks, "alg.generation_kwargs")
 
 
 def _add_generation(blocks: dict[str, Any], path: str) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.load import load_config, parse_config
-from rl4lms_like.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.python_api.argument_names import SOURCE, ArgumentNames
 from rl4lms_like.python_api.changes import WHOLE, Changes
@@ -268,6 +269,9 @@ class Run:
     def evaluate(self, split: str = "val", *, metrics: Any = None, limit: int | None = None) -> dict[str, float]:
         """Return the metrics of the current model on a split; before the training, those of the initial model.
 
+        Without `metrics`, those of a preference run include the scores of the preferences, `rewards/accuracies` and
+        others.
+
         Args:
             split: `train`, `val` or `test`.
             metrics: functions, metrics or ids; default: those of the run.
@@ -288,7 +292,8 @@ class Run:
                 blocks["train_evaluation"]["metrics"] = metric_list(metrics)
                 config = parse_config(blocks, source=SOURCE)
             components = components_to_evaluate(config)
-            if not components.metrics:
+            reads_preferences = metrics is None and isinstance(config, PreferenceConfig)
+            if not components.metrics and not reads_preferences:
                 raise argument_error("metrics", "missing; this run has none: evaluate(metrics=['length'])")
 
             # The data before the model, which takes longer to load.
@@ -297,10 +302,13 @@ class Run:
                 argument = "prompts" if isinstance(config, RunConfig) else "data"
                 way_out = f"eval_{argument}" if split == "val" else f"{argument}={{'train': ..., {split!r}: ...}}"
                 raise argument_error("split", f"there are no samples of {split!r}; give {way_out} to Run")
+            measured = self._measured(config, split, limit) if reads_preferences else {}
+            if not components.metrics:
+                return measured
             responder = self._model()
             samples = [sample for sample, _ in render_prompts(pool, config.tokenizer, responder.tokenizer)[split]]
             evaluation = evaluate_split(config, responder, components, samples[:limit], split)
-        return evaluation.scores
+        return measured | evaluation.scores
 
     @with_short_errors
     def generate(
@@ -559,6 +567,21 @@ class Run:
             raise ConfigError(issues, f"the config of {self.folder}")
 
     # --- the current model --------------------------------------------------------------------------------------------
+
+    def _measured(self, config: Any, split: str, limit: int | None) -> dict[str, float]:
+        """Return the scores of a split's preferences under the current model."""
+        from rl4lms_like.offline.measured_split import measured_split
+        from rl4lms_like.run import silence_libraries
+        from rl4lms_like.small_models.embedded import with_embedded_models
+
+        silence_libraries()
+        trained = None
+        with suppress(RL4LMsLikeError):  # before the training
+            trained = self.model_folder
+        if trained is not None and config.alg.peft is not None and not (config.alg.writes_text or self.is_finished):
+            raise RL4LMsLikeError("a reward model with adapters is evaluated after the training; call train() first")
+        name = None if trained is None else str(trained)
+        return measured_split(with_embedded_models(config), name, split, limit=limit)
 
     def _model(self) -> Responder:
         """Return the current model, loaded once until the next training."""

@@ -140,7 +140,7 @@ def training_arguments() -> list[Argument]:
     """Return those of transformers' `TrainingArguments` that a config may set."""
     from transformers import TrainingArguments
 
-    from rl4lms_like.offline.training_arguments import NOT_SETTABLE
+    from rl4lms_like.offline.settable_arguments import NOT_SETTABLE
 
     return [argument for argument in _arguments(TrainingArguments) if argument.name not in NOT_SETTABLE]
 

@@ -621,6 +621,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.model_name": Row(f"{FOLDERS}/gpt2_other", see.written, {"alg.generation_kwargs": {"max_new_tokens": 6}}),
     "alg.generation_kwargs": Row({"max_new_tokens": 1}, see.written),
     "alg.training_args": Row({"max_steps": 1, "save_strategy": "no"}, see.tuned),
+    "alg.attn_implementation": Row("eager", lambda made: made.run.model.config._attn_implementation),
     "alg.separator": Row(" => ", see.examples),
     "alg.loss_on_prompt": Row(True, see.examples),
     "alg.block_length": Row(

@@ -123,6 +123,19 @@ def test_labels_in_any_spelling(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("empty", [None, ""])
+def test_a_completion_with_an_empty_label_is_left_out_and_counted(empty, tmp_path):
+    rows = [{"prompt": "It was", "completion": "good", "label": label} for label in (empty, True, empty)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    pool = DATA_POOLS.get("preferences", {"split": "train", "data_files": {"train": str(tmp_path / "rows.jsonl")}})
+    assert [sample.id for sample in pool.samples] == ["train_1"]
+    assert "2 rows without a preference left out" in pool.row_format
+
+    # With a named column, the row has an error.
+    with pytest.raises(DataPoolError, match=r"line 1, column 'label'"):
+        read(tmp_path, rows, label_column="label", response_column="completion")
+
+
 @pytest.mark.parametrize(
     ("row", "args"),
     [

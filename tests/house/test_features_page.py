@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES, policy_gradient
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
+from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.system.errors import ConfigError
-from tests.configs import run_blocks
+from tests.configs import run_blocks, supervised_blocks
 from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
@@ -42,16 +43,32 @@ CHANGES = {
 }
 
 
-def table() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the ids of the columns, and the cells of each row, of the first table."""
+TRAINING = "alg.training_args"
+OFFLINE_CHANGES = {
+    "`attn_implementation: sdpa`": {"alg.attn_implementation": "sdpa"},
+    "`attn_implementation: flash_attention_2` with `bf16`": {
+        "alg.attn_implementation": "flash_attention_2",
+        f"{TRAINING}.bf16": True,
+    },
+    "`training_args.neftune_noise_alpha`": {f"{TRAINING}.neftune_noise_alpha": 5.0},
+    "`training_args.torch_compile`": {f"{TRAINING}.torch_compile": True},
+    "`training_args.label_smoothing_factor`": {f"{TRAINING}.label_smoothing_factor": 0.1},
+}
+"""Row of the table of runs on given texts -> its keys."""
+
+
+def table(first_column: str = "`ppo`") -> tuple[list[str], dict[str, list[str]]]:
+    """Return the ids of the columns, and the cells of each row, of the table with this first column."""
     parts = (REPOSITORY / "docs" / "features.md").read_text().split("\n\n")
-    lines = next(part for part in parts if part.startswith("|")).splitlines()
+    lines = next(part for part in parts if part.startswith(f"| | {first_column} |")).splitlines()
     heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return heads[1:], {name: cells for name, *cells in rows}
 
 
 def test_every_row_is_tried():
     assert list(table()[1]) == list(CHANGES)
+    assert list(table("`sft`")[1]) == list(OFFLINE_CHANGES)
+    assert [head.strip("`") for head in table("`sft`")[0]] == ["sft", *OBJECTIVES]
 
 
 IDS = [heading.strip("`") for heading in table()[0]]
@@ -84,4 +101,27 @@ def test_the_table_says_what_is_accepted(id):
             stated = "no"
         if stated.split()[0] != found:
             wrong.append((name, stated, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("id", ["sft", *OBJECTIVES])
+def test_the_table_says_what_is_accepted_on_given_texts(id):
+    heads, rows = table("`sft`")
+    place = heads.index(f"`{id}`")
+    wrong = []
+    for name, changes in OFFLINE_CHANGES.items():
+        blocks = supervised_blocks()
+        if id != "sft":
+            blocks["alg"] = {"id": id, "args": {}, "model_type": "causal", "model_name": "gpt2", "training_args": {}}
+            blocks["datapool"] = {"id": "preferences", "args": {"path": "pairs.jsonl"}}
+            blocks["train_evaluation"]["metrics"] = []
+            blocks["tokenizer"] = {"model_name": "gpt2"}
+        blocks, issues = apply_values(blocks, changes, "test")
+        try:
+            make_training_arguments(parse_config(blocks, issues=issues), "out")
+            found = "yes"
+        except ConfigError:
+            found = "no"
+        if rows[name][place] != found:
+            wrong.append((name, rows[name][place], found))
     assert not wrong

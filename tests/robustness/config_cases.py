@@ -278,6 +278,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.training_args.save_strategy": ["no", "steps", "epoch"],
     "alg.training_args.metric_for_best_model": ["loss", "length/words", "lenght/words"],
     "alg.training_args.output_dir": ["elsewhere"],
+    "alg.attn_implementation": ["eager", "sdpa", "flash_attention_2", "none"],
     "train_evaluation.n_iters": [0, 1, 3],
     "train_evaluation.eval_every": [1, 2, 5],
     "train_evaluation.save_every": [1, 7],

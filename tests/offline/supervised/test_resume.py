@@ -18,7 +18,7 @@ from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.training.resuming.checkpoints import MANIFEST, TENSORS, newest_checkpoint, read_checkpoint
 from rl4lms_like.training.resuming.resume import find_unfinished
 from tests.config_errors import raises_at
-from tests.offline.supervised.test_trainer import six_steps
+from tests.offline.supervised.test_trainer import lines, six_steps
 from tests.on_policy.test_best_model import Scripted
 from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError
@@ -87,6 +87,35 @@ def test_a_stopped_run_goes_on_to_the_same_end(kind, step, whole, tmp_path, monk
     assert resume(folder, quiet=True) == folder
     assert files_of(folder) == files_of(expected)
     assert not list((folder / "checkpoints").glob("interrupted_*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "checkpoint"),
+    [
+        ({"eval_strategy": "epoch", "save_steps": 3}, 3),
+        ({"eval_strategy": "epoch", "logging_strategy": "epoch", "save_steps": 3}, 3),
+        ({"eval_strategy": "epoch", "max_steps": 5}, 5),
+    ],
+)
+def test_a_checkpoint_of_the_last_step_of_an_epoch_comes_after_its_evaluation(
+    arguments, checkpoint, tiny_gpt2_dir, tmp_path
+):
+    mapping = blocks("causal", tiny_gpt2_dir, logging_steps=2, eval_steps=None, **arguments)
+    expected = started(mapping, tmp_path / "whole")
+    folder = started(mapping, tmp_path)
+
+    # Killed after this checkpoint: what came later is lost.
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name.removeprefix("checkpoint-")) > checkpoint:
+            shutil.rmtree(path)
+    (folder / "finished.json").unlink()
+    resume(folder, quiet=True)
+    assert files_of(folder) == files_of(expected)
+
+    evaluated = [
+        line["time/iteration"] for line in lines(folder / "training_info.jsonl") if "supervised/val_loss" in line
+    ]
+    assert evaluated == [3, arguments.get("max_steps", 6)]
 
 
 def test_the_same_command_goes_on_and_no_pickle_is_written(whole, tmp_path, monkeypatch):

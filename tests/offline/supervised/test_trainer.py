@@ -544,13 +544,6 @@ def test_early_stopping_needs_something_to_stop_by(given, blocks):
 
 
 @causal
-def test_an_optimizer_that_is_not_installed_is_a_mistake_in_the_config(blocks, trainer_of):
-    blocks["alg"]["training_args"]["optim"] = "adamw_bnb_8bit"
-    with raises_at("alg.training_args", mentions="bitsandbytes"):
-        trainer_of(blocks)
-
-
-@causal
 def test_what_transformers_refuses_is_a_mistake_in_the_config(blocks):
     blocks["alg"]["training_args"] |= {"load_best_model_at_end": True, "save_strategy": "epoch", "eval_steps": 3}
     with raises_at("alg.training_args", mentions="load_best_model_at_end"):
