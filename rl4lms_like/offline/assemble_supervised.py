@@ -32,6 +32,7 @@ from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_gener
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
@@ -112,6 +113,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         is_encoder_decoder=encoder.is_encoder_decoder,
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
+        balancing=BalancingLoss.of(model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
