@@ -29,6 +29,7 @@ from torch import Tensor
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.arguments import CORRECTION_RANGES, CriticPretraining, OnPolicyArguments
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
+from rl4lms_like.algorithms.pretraining_mix import PretrainingMix
 from rl4lms_like.algorithms.rules import RULES, Algorithm
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
@@ -73,6 +74,7 @@ LOG_KEYS = {
     "kl": "ppo/kl_loss",
     "nll": "ppo/nll_loss",
     "balancing": "ppo/balancing_loss",
+    "ptx": "ppo/ptx_loss",
     "loss": "ppo/loss",
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",
@@ -129,6 +131,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """Number of consecutive episodes of a minibatch that have one loss, so that micro-batches do not separate them."""
     balancing: BalancingLoss | None = None
     """Loss that balances the use of the experts of a mixture of experts; None if the model has none."""
+    ptx: PretrainingMix | None = None
+    """Texts on which the policy is also trained (`alg.ptx`); set before the first update."""
     adds_balancing_loss: ClassVar[bool] = True
     """True if the update adds that loss; otherwise, models that have one are refused."""
     warns_of_ratio: bool = True
@@ -290,6 +294,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                     loss.backward()
                     objectives.append(objective)
                     del loss  # with its graph: freed only during the next pass, it raised the peak by a tenth
+                ptx_loss = self._add_gradient_of_texts()
                 self._sum_gradients(self.policy.parameters())
 
                 # Over all processes: each must decide the same below.
@@ -298,6 +303,9 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                 if self.balancing is not None:
                     logged["balancing"] = self.balancing.value
                     logged["loss"] = logged["loss"] + self.balancing.coefficient * logged["balancing"]
+                if self.ptx is not None:
+                    logged["ptx"] = ptx_loss
+                    logged["loss"] = logged["loss"] + self.ptx.coeff * ptx_loss
 
                 # Early stop (`alg.args.target_kl`), before the step: the gradient is discarded, and all remaining
                 # passes are skipped, also the critic's. As in Stable-Baselines3, the KL is that of this minibatch to
@@ -502,6 +510,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             micro_batch = minibatch.select(index)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield micro_batch, fraction if group else 0.0
+
+    def _add_gradient_of_texts(self) -> Tensor:
+        """Add the gradient of the loss on the texts of `ptx`, if there are any; return the loss of all processes."""
+        total = torch.zeros((), device=self.policy.device)
+        if self.ptx is not None:
+            size = self.arguments.micro_batch_size
+            for loss in self.ptx.losses(self.policy, self._n_updates, micro_batch_size=size, ranks=self.ranks):
+                (self.ptx.coeff * loss).backward()
+                total += loss.detach()
+            self.ranks.sum(total)
+        return total
 
     def _sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums over all processes, unless the backward pass has done so."""

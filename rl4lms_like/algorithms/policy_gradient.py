@@ -345,7 +345,11 @@ class OnlineDPO(GroupPolicyGradient):
         """Skip a minibatch that has no pair; its logged numbers are NaN."""
         if bool(minibatch.advantages.any()):
             return None
-        names = _LOGGED_OF_STEP if self.balancing is None else (*_LOGGED_OF_STEP, "balancing")
+        names = list(_LOGGED_OF_STEP)
+        if self.balancing is not None:
+            names.append("balancing")
+        if self.ptx is not None:
+            names.append("ptx")
         return dict.fromkeys(names, torch.tensor(math.nan))
 
     def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:

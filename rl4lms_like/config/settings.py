@@ -18,7 +18,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
-from rl4lms_like.algorithms.base import NO_BALANCING_LOSS
+from rl4lms_like.algorithms.base import NO_BALANCING_LOSS, OnPolicyTextAlgorithm
 from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
@@ -67,6 +67,10 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     policy = POLICIES.resolve(config.alg.policy.id)
     if text := unsupported_with(algorithm, policy):
         issues.append(ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}"))
+
+    if config.alg.ptx is not None and not issubclass(algorithm, OnPolicyTextAlgorithm):
+        text = f"cannot be used with {config.alg.id!r}: only algorithms of this library add the loss on texts"
+        issues.append(ConfigIssue("alg.ptx", text))
 
     # The optimizer is known for the library's own classes and those derived from them.
     kwargs = policy_args.get("optimizer_kwargs")

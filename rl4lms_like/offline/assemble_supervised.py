@@ -24,7 +24,6 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import PATH, make_training_arguments, n_steps_of, steps_per_epoch
@@ -38,20 +37,21 @@ from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.training.inputs import (
+    NO_LIMIT,
     build_datapools,
     build_tokenizer,
     chat_template_of,
     end_tokens,
     load_generation_config,
     render_prompts,
+    token_limit,
 )
 from rl4lms_like.training.threads import set_n_threads
 
 Offline = TypeVar("Offline", SupervisedConfig, PreferenceConfig)
 
-NO_LIMIT = 1_000_000
-"""Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
 N_ENCODED = 2000
 """Number of samples that are encoded to estimate the number of tokens."""
 
@@ -340,13 +340,6 @@ def example_encoder(
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
         block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
     )
-
-
-def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
-    """Return the largest number of tokens that both the tokenizer and the model accept."""
-    # T5 has relative positions, and no such attribute.
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
-    return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
 
 
 def max_prompt_length(config: OfflineConfig, limit: int) -> int:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, n_learned
 from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
 
 Batch = Mapping[str, Tensor]
 """Tensors of some examples, by name."""
