@@ -22,7 +22,7 @@ from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.scoring import EpisodeScorer
-from rl4lms_like.offline.assemble_supervised import NO_LIMIT, max_prompt_length, token_limit
+from rl4lms_like.offline.assemble_supervised import max_prompt_length
 from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
@@ -38,6 +38,7 @@ from rl4lms_like.tracking.run_folder import RunFolder
 from rl4lms_like.training.components import Components, build_components
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
+    NO_LIMIT,
     build_datapool,
     build_tokenizer,
     chat_template_of,
@@ -45,6 +46,7 @@ from rl4lms_like.training.inputs import (
     load_generation_config,
     load_model_config,
     render_prompts,
+    token_limit,
 )
 from rl4lms_like.training.run_reward import RunReward, connect, is_run_reward, reports_run_reward
 from rl4lms_like.training.saved_model import find_saved_model, saved_with_model

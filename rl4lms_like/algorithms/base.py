@@ -29,6 +29,7 @@ from torch import Tensor
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.arguments import CORRECTION_RANGES, CriticPretraining, OnPolicyArguments
 from rl4lms_like.algorithms.critic_pretraining import CriticPretrainer
+from rl4lms_like.algorithms.pretraining_mix import PretrainingMix
 from rl4lms_like.algorithms.rules import RULES, Algorithm
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
@@ -40,13 +41,14 @@ from rl4lms_like.core.objective import LossAggregation, Objective, action_weight
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.arguments import shared_arguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.sharding import whole
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
 from rl4lms_like.rollouts.kl import KLConfig, KLController
 from rl4lms_like.rollouts.progress import Logged, UpdateProgress, UpdateStage
 from rl4lms_like.rollouts.rollout import RolloutOptions
 from rl4lms_like.rollouts.text_rollouts import TextRollouts
-from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
@@ -58,6 +60,11 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
 Rounding in bfloat16 (8 bits) gives up to 0.04 in tiny models and 0.22 in one of 135M parameters. Weights that are one
 update old give 0.7 to 0.9 (medians of `python -m benchmarks.healthy_runs`).
 """
+NO_BALANCING_LOSS = (
+    "output_router_logits: true in its config.json, and this algorithm cannot add the balancing loss: set it to false "
+    "there to train without, or choose another algorithm"
+)
+"""End of a message about a mixture of experts."""
 TERMS = ("policy", "value", "entropy", "kl", "nll")
 """Terms of an `Objective` whose means are logged."""
 LOG_KEYS = {
@@ -66,6 +73,8 @@ LOG_KEYS = {
     "entropy": "ppo/entropy_loss",
     "kl": "ppo/kl_loss",
     "nll": "ppo/nll_loss",
+    "balancing": "ppo/balancing_loss",
+    "ptx": "ppo/ptx_loss",
     "loss": "ppo/loss",
     "approx_kl": "ppo/approx_kl",
     "clip_fraction": "ppo/clip_fraction",
@@ -120,6 +129,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     n_together: ClassVar[int] = 1
     """Number of consecutive episodes of a minibatch that have one loss, so that micro-batches do not separate them."""
+    balancing: BalancingLoss | None = None
+    """Loss that balances the use of the experts of a mixture of experts; None if the model has none."""
+    ptx: PretrainingMix | None = None
+    """Texts on which the policy is also trained (`alg.ptx`); set before the first update."""
+    adds_balancing_loss: ClassVar[bool] = True
+    """True if the update adds that loss; otherwise, models that have one are refused."""
     warns_of_ratio: bool = True
     """Warn of a first ratio different from 1; False after the warning, or if the run doctor reports it."""
 
@@ -235,6 +250,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
 
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        coefficient = self.policy.balancing_coefficient
+        if coefficient and not self.adds_balancing_loss:
+            raise ModelError(f"{self.policy.arguments.model_name!r} has {NO_BALANCING_LOSS}")
+        self.balancing = BalancingLoss(coefficient) if coefficient else None
+
     # --- the update -------------------------------------------------------------------------------------------------
 
     def train(self) -> None:
@@ -272,11 +294,18 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                     loss.backward()
                     objectives.append(objective)
                     del loss  # with its graph: freed only during the next pass, it raised the peak by a tenth
+                ptx_loss = self._add_gradient_of_texts()
                 self._sum_gradients(self.policy.parameters())
 
                 # Over all processes: each must decide the same below.
                 logged = self._summary(self._gather_terms(objectives), minibatch.weights)
                 logged["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
+                if self.balancing is not None:
+                    logged["balancing"] = self.balancing.value
+                    logged["loss"] = logged["loss"] + self.balancing.coefficient * logged["balancing"]
+                if self.ptx is not None:
+                    logged["ptx"] = ptx_loss
+                    logged["loss"] = logged["loss"] + self.ptx.coeff * ptx_loss
 
                 # Early stop (`alg.args.target_kl`), before the step: the gradient is discarded, and all remaining
                 # passes are skipped, also the critic's. As in Stable-Baselines3, the KL is that of this minibatch to
@@ -414,14 +443,44 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
         With several processes these are the micro-batches of this process.
         """
+        self._count_routing(minibatch, micro_batch_size)
         for micro_batch, fraction in self._split(minibatch, micro_batch_size, response_tokens=response_tokens):
             yield self._micro_loss(micro_batch, fraction)
 
     def _micro_loss(self, micro_batch: Minibatch, fraction: float) -> tuple[Tensor, Objective]:
         # A function of its own: a variable of the generator would keep the graph until the next forward pass has ended.
-        objective = self.loss(micro_batch)
+        if self.balancing is None:
+            objective = self.loss(micro_batch)
+            loss = fraction * self.total_loss(objective, micro_batch.weights)
+        else:
+            with self.policy.reader.recorded_routing() as record:
+                objective = self.loss(micro_batch)
+            loss = fraction * self.total_loss(objective, micro_batch.weights)
+
+            # It is a sum over tokens, divided by those of the whole minibatch; a pass that does not count adds nothing.
+            loss = loss + (1.0 if fraction else 0.0) * self.balancing.part(record.routing)
+
         terms = objective.detach() if fraction else objective.detach().empty()
-        return fraction * self.total_loss(objective, micro_batch.weights), terms
+        return loss, terms
+
+    def _count_routing(self, minibatch: Minibatch, micro_batch_size: int | None) -> None:
+        """Count how the tokens of a minibatch are sent to the experts of a model with a balancing loss."""
+        if self.balancing is None:
+            return
+
+        # A minibatch in one part is counted by the forward pass of its loss.
+        if micro_batch_size is None and self.ranks.size == 1:
+            self.balancing.begin_step(None)
+            return
+
+        passes = []
+        with torch.no_grad():
+            for micro_batch, fraction in self._split(minibatch, micro_batch_size):
+                with self.policy.reader.recorded_routing() as record:
+                    self.policy.action_scores(micro_batch.observations)
+                if fraction:  # 0: a pass that only keeps step with the other processes
+                    passes.append(record.routing)
+        self.balancing.begin_step(chain.from_iterable(self.ranks.gather(passes)))
 
     def _split(
         self, minibatch: Minibatch, micro_batch_size: int | None, *, response_tokens: int | None = None
@@ -451,6 +510,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             micro_batch = minibatch.select(index)
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield micro_batch, fraction if group else 0.0
+
+    def _add_gradient_of_texts(self) -> Tensor:
+        """Add the gradient of the loss on the texts of `ptx`, if there are any; return the loss of all processes."""
+        total = torch.zeros((), device=self.policy.device)
+        if self.ptx is not None:
+            size = self.arguments.micro_batch_size
+            for loss in self.ptx.losses(self.policy, self._n_updates, micro_batch_size=size, ranks=self.ranks):
+                (self.ptx.coeff * loss).backward()
+                total += loss.detach()
+            self.ranks.sum(total)
+        return total
 
     def _sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace gradients by their sums over all processes, unless the backward pass has done so."""

@@ -345,7 +345,12 @@ class OnlineDPO(GroupPolicyGradient):
         """Skip a minibatch that has no pair; its logged numbers are NaN."""
         if bool(minibatch.advantages.any()):
             return None
-        return dict.fromkeys(_LOGGED_OF_STEP, torch.tensor(math.nan))
+        names = list(_LOGGED_OF_STEP)
+        if self.balancing is not None:
+            names.append("balancing")
+        if self.ptx is not None:
+            names.append("ptx")
+        return dict.fromkeys(names, torch.tensor(math.nan))
 
     def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.

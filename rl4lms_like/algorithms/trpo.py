@@ -42,11 +42,14 @@ class TRPO(OnPolicyTextAlgorithm):
 
     Raises:
         ConfigError: the policy's arguments select something without second derivatives.
+        ModelError: the model has a balancing loss.
     """
 
     arguments_class = TRPOArguments
     arguments: TRPOArguments
     learns_off_policy = False  # its trust region and line search are means over episodes of the current policy
+
+    adds_balancing_loss = False  # the line search would have to compare it, too
 
     def __init__(self, policy: Any, env: Any, **arguments: Any) -> None:
         super().__init__(policy, env, **arguments)

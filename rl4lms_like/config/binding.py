@@ -419,6 +419,7 @@ def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], R
     if kind == "on_policy":
         registries |= {"datapool.sampler": SAMPLERS, "alg": ALGORITHMS, "alg.policy": POLICIES}
         registries["alg.policy.args.engine"] = ENGINES
+        registries["alg.ptx.data"] = DATA_POOLS
     else:
         registries[POST_PROCESSING] = POST_PROCESSORS
     if kind == "preference":

@@ -66,7 +66,7 @@ NOTICES = {
 }
 """Class of a config -> the rules that yield notices."""
 
-_PATHS = {"policy": "alg.policy.args", "kl_div": "alg.kl_div"}
+_PATHS = {"policy": "alg.policy.args", "kl_div": "alg.kl_div", "ptx": "alg.ptx"}
 """Name of a block in rules -> its path in the file, where it is another one."""
 
 _STRAY_COMMA = re.compile(r"^(true|false),$", re.IGNORECASE)
@@ -137,6 +137,9 @@ def parse_config(
     # The first rows of data files, which are read with the arguments of the pool.
     if data and "datapool" in blocks and not any(issue.path.startswith("datapool") for issue in all_issues):
         all_issues += [issue.below("datapool") for issue in blocks["datapool"].file_issues()]
+    ptx = blocks.get("ptx")
+    if data and ptx is not None and not any(issue.path.startswith("alg.ptx") for issue in all_issues):
+        all_issues += [issue.below("alg.ptx.data") for issue in ptx.data.file_issues()]
 
     if all_issues:
         raise config_error(mapping, all_issues, source, is_rl=config_class is RunConfig)
@@ -220,13 +223,15 @@ def blocks_for_rules(
     if config_class is not RunConfig:
         return blocks
 
-    # The `alg` block of an RL run consists of three, each of which may be valid on its own.
+    # The `alg` block of an RL run consists of several, each of which may be valid on its own.
     alg = blocks.pop("alg", None)
     alg_fields = component_fields(AlgorithmConfig, mapping.get("alg"))[0] if alg is None else vars(alg)
     if alg_fields.keys() >= {"id", "args"}:
         blocks["alg"] = algorithm_of(alg_fields["id"], alg_fields["args"])
     if "kl_div" in alg_fields:
         blocks["kl_div"] = alg_fields["kl_div"]
+    if "ptx" in alg_fields:
+        blocks["ptx"] = alg_fields["ptx"]
 
     policy = alg_fields.get("policy")
     policy_fields = component_fields(PolicyConfig, at(mapping, "alg.policy"))[0] if policy is None else vars(policy)

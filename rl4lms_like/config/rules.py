@@ -27,6 +27,7 @@ from rl4lms_like.config.run_config import (
     MetricConfig,
     PreferenceAlgConfig,
     PromptPoolConfig,
+    PtxConfig,
     RunConfig,
     SupervisedAlgConfig,
     SupervisedEvaluationConfig,
@@ -205,6 +206,13 @@ def whole_groups(alg: Algorithm, env: EnvConfig) -> Issues:
         yield ConfigIssue("env.n_envs", text)
     if env.vec_env != "text":
         yield ConfigIssue("env.vec_env", "must be text if alg.args.group_size is above 1")
+
+
+def steps_with_texts(ptx: PtxConfig | None, alg: Algorithm) -> Issues:
+    """Check that the algorithm takes steps along gradients, to which that of the loss on texts can be added."""
+    if ptx is not None and isinstance(alg.arguments, TRPOArguments):
+        text = f"cannot be used with {alg.id}, which takes no steps of an optimizer; use another algorithm, such as ppo"
+        yield ConfigIssue("alg.ptx", text)
 
 
 def rollouts_in_episodes(alg: Algorithm, env: EnvConfig) -> Issues:
@@ -389,6 +397,7 @@ ON_POLICY: tuple[Rule, ...] = (
     sampler_with_rewards,
     whole_groups,
     rollouts_in_episodes,
+    steps_with_texts,
     masks_for_nlpo,
     family_of_policy,
     evaluations,

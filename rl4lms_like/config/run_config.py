@@ -268,6 +268,28 @@ class PolicyConfig(ComponentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PtxConfig(Block):
+    """The `alg.ptx` block of an RL run: texts on which the policy is trained in every step, as a language model.
+
+    Args:
+        data: data pool, `id` and `args`, of which the split `train` is learned: every token of a text without a prompt,
+            otherwise the references, as in a supervised run.
+        coeff: weight of the loss on the texts, which is a mean over their learned tokens. 0 leaves it out.
+        batch_size: number of texts of an optimizer step.
+        max_length: maximum number of tokens of a text (of encoder-decoder models, of a reference). Texts without a
+            prompt are divided into several, others are truncated.
+    """
+
+    data: DataPoolConfig
+    coeff: NonNegative
+    batch_size: Count = 8
+    max_length: BlockLength = 512
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from (issue.below("data") for issue in self.data.issues())
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig(ComponentConfig):
     """The `alg` block of an RL run.
 
@@ -276,12 +298,14 @@ class AlgorithmConfig(ComponentConfig):
         args: arguments of the algorithm.
         kl_div: the KL penalty.
         policy: the language model as actor-critic, `id` and `args`.
+        ptx: texts on which the policy is also trained, as a language model: `data` and `coeff`. null has none.
     """
 
     registry = ALGORITHMS
 
     kl_div: KLConfig
     policy: PolicyConfig
+    ptx: PtxConfig | None = None
 
     @property
     def is_causal(self) -> bool:

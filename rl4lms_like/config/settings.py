@@ -18,6 +18,7 @@ from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms.base import NO_BALANCING_LOSS, OnPolicyTextAlgorithm
 from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
@@ -34,6 +35,7 @@ from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_argume
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.routing import has_balancing_loss
 from rl4lms_like.rollouts.supported import unsupported_with
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
@@ -65,6 +67,10 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     policy = POLICIES.resolve(config.alg.policy.id)
     if text := unsupported_with(algorithm, policy):
         issues.append(ConfigIssue("alg.id", f"{config.alg.id!r} cannot be trained on text rollouts: {text}"))
+
+    if config.alg.ptx is not None and not issubclass(algorithm, OnPolicyTextAlgorithm):
+        text = f"cannot be used with {config.alg.id!r}: only algorithms of this library add the loss on texts"
+        issues.append(ConfigIssue("alg.ptx", text))
 
     # The optimizer is known for the library's own classes and those derived from them.
     kwargs = policy_args.get("optimizer_kwargs")
@@ -221,6 +227,10 @@ def _network_issues(
         kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
         text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
         return [ConfigIssue(f"{ARGS}.{key}", text)]
+
+    adds_balancing_loss = getattr(ALGORITHMS.resolve(config.alg.id), "adds_balancing_loss", True)
+    if key == "model_name" and has_balancing_loss(network) and not adds_balancing_loss:
+        return [ConfigIssue(f"{ARGS}.{key}", f"{config.alg.policy.args[key]!r} has {NO_BALANCING_LOSS}")]
 
     # Vocabularies of one tokenizer may be padded differently. The KL compares log-probs of all tokens of the reference.
     n_network_tokens = n_tokens(network)

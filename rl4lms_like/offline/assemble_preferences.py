@@ -33,7 +33,6 @@ from rl4lms_like.offline.assemble_supervised import (
     prepare,
     schedule_of,
 )
-from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.offline.shown_example import row_lines
@@ -46,6 +45,7 @@ from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import prompt_lengths
+from rl4lms_like.training.examples import ExampleEncoder
 from rl4lms_like.training.threads import set_n_threads
 
 N_COUNTED = 5000

@@ -24,7 +24,6 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
@@ -33,25 +32,27 @@ from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_gener
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.training.inputs import (
+    NO_LIMIT,
     build_datapools,
     build_tokenizer,
     chat_template_of,
     end_tokens,
     load_generation_config,
     render_prompts,
+    token_limit,
 )
 from rl4lms_like.training.threads import set_n_threads
 
 Offline = TypeVar("Offline", SupervisedConfig, PreferenceConfig)
 
-NO_LIMIT = 1_000_000
-"""Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
 N_ENCODED = 2000
 """Number of samples that are encoded to estimate the number of tokens."""
 
@@ -118,6 +119,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         is_encoder_decoder=encoder.is_encoder_decoder,
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
+        balancing=BalancingLoss.of(model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
@@ -351,13 +353,6 @@ def example_encoder(
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
         block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
     )
-
-
-def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
-    """Return the largest number of tokens that both the tokenizer and the model accept."""
-    # T5 has relative positions, and no such attribute.
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
-    return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)
 
 
 def max_prompt_length(config: OfflineConfig, limit: int) -> int:

@@ -3,6 +3,8 @@
                 batch                    loss
 CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
 preferences     pairs of responses       mean over the pairs of an optimizer step
+
+The balancing loss of a mixture of experts (`policies.routing`) is added to both in training, not in evaluations.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,11 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, n_learned
+from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
 
 Batch = Mapping[str, Tensor]
 """Tensors of some examples, by name."""
+
+
+BALANCING_LOSS = "balancing_loss"
+"""Key of the mean balancing loss, after the name of the objective."""
 
 
 class TrainingObjective(ABC):
@@ -31,11 +39,13 @@ class TrainingObjective(ABC):
         name: prefix of the logged loss.
         measures_loss: `measure` returns the loss, `<name>/loss`; otherwise it is computed from the batches of `val`.
         ranks: the processes that share each batch.
+        balancing: loss that balances the use of a model's experts; None if the model has none, or this objective.
     """
 
     name: ClassVar[str]
     measures_loss: ClassVar[bool] = False
     ranks: Ranks = Ranks()
+    balancing: BalancingLoss | None = None
 
     def own_rows(self, batch: Batch) -> dict[str, Tensor]:
         """Return the rows of a batch that this process computes; there may be none."""
@@ -73,6 +83,32 @@ class TrainingObjective(ABC):
         If they have labels, `n_items` is the number of these.
         """
         return n_items
+
+    def begin_balancing(self, model: Any, batches: Sequence[Batch]) -> None:
+        """Count how the tokens of an optimizer step are sent to experts; called before its first micro-batch."""
+        if self.balancing is None:
+            return
+
+        # A step of one micro-batch is counted by the forward pass of its loss.
+        if len(batches) == 1 and self.ranks.size == 1:
+            self.balancing.begin_step(None)
+            return
+
+        # In evaluation mode, so that no random numbers are drawn.
+        passes = []
+        was_training = model.training
+        model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                own_batch = self.own_rows(batch)
+                if self.n_rows(own_batch):
+                    passes.append(self.routing(model, own_batch))
+        model.train(was_training)
+        self.balancing.begin_step(chain.from_iterable(self.ranks.gather(passes)))
+
+    def routing(self, model: Any, batch: Batch) -> Routing:
+        """Return how the tokens of a batch are sent to experts; only of an objective with `balancing`."""
+        raise NotImplementedError
 
     def prepare(self, folder: Path, examples: Mapping[str, Any]) -> None:  # noqa: B027  (optional)
         """Compute what the loss needs besides the batches of each split; called before training, also of a resumed run.
@@ -117,6 +153,11 @@ class CrossEntropy(TrainingObjective):
     is_encoder_decoder: bool  # True for seq2seq models, whose labels are not shifted
     label_smoothing: float  # `label_smoothing_factor` of the Trainer
     use_cache: bool | None  # argument of the model's forward
+    balancing: BalancingLoss | None = None
+
+    def __post_init__(self) -> None:
+        self._balancing_sum = 0.0  # of the optimizer steps since the last log
+        self._n_steps = 0
 
     def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         return self.collator(rows)
@@ -131,7 +172,10 @@ class CrossEntropy(TrainingObjective):
         # Without labels, the model returns logits [n, length, vocab] and computes no loss of its own.
         inputs = dict(batch)
         labels = inputs.pop("labels")
-        logits = model(**inputs, use_cache=self.use_cache).logits
+        is_balanced = self.balancing is not None and model.training
+        router_option = {"output_router_logits": True} if is_balanced else {}
+        output = model(**inputs, **router_option, use_cache=self.use_cache)
+        logits = output.logits
 
         # The logits at a token of a causal model are those of the next token; the inputs of a seq2seq model's decoder
         # are already shifted.
@@ -149,4 +193,41 @@ class CrossEntropy(TrainingObjective):
         )
         # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
         n = n_learned(labels) if n_items is None else n_items
-        return total / max(n, 1)
+        loss = total / max(n, 1)
+        if self.balancing is not None and is_balanced:
+            loss = loss + self.balancing.part(self._routing_of(model, output, batch))
+        return loss
+
+    def routing(self, model: Any, batch: Batch) -> Routing:
+        inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name != "labels"}
+        output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
+        return self._routing_of(model, output, inputs)
+
+    def _routing_of(self, model: Any, output: Any, batch: Batch) -> Routing:
+        """Return how the tokens of a forward pass were sent to experts."""
+        # Right-padded texts: a token counts if another one follows it.
+        is_real = batch["attention_mask"]  # [n, length]
+        is_followed = torch.nn.functional.pad(is_real[:, 1:], (0, 1))
+        return Routing.of_pass(output.router_logits, is_followed, experts_per_token(model))
+
+    def end_step(self) -> None:
+        if self.balancing is not None:
+            self._balancing_sum += float(self.balancing.value)
+            self._n_steps += 1
+
+    def averages(self) -> dict[str, float]:
+        if not self._n_steps:
+            return {}
+        mean = self._balancing_sum / self._n_steps
+        self._balancing_sum = 0.0
+        self._n_steps = 0
+        return {f"{self.name}/{BALANCING_LOSS}": mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.balancing is None:
+            return {}
+        return {"balancing_sum": self._balancing_sum, "n_steps": self._n_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._balancing_sum = state.get("balancing_sum", 0.0)
+        self._n_steps = state.get("n_steps", 0)

@@ -21,8 +21,8 @@ from typing import Any, TypedDict
 
 from rl4lms_like.core.observation import NO_LIMIT
 from rl4lms_like.core.sample import Preference, Sample
-from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.training.examples import ExampleEncoder
 
 
 class Row(TypedDict, total=False):

@@ -40,9 +40,10 @@ from rl4lms_like.core.preference_losses import (
     robust_dpo_loss,
     simpo_loss,
 )
-from rl4lms_like.offline.objective import Batch, TrainingObjective
+from rl4lms_like.offline.objective import BALANCING_LOSS, Batch, TrainingObjective
 from rl4lms_like.offline.pairs import Pairs, Row, token_ids
 from rl4lms_like.offline.preference_alerts import History
+from rl4lms_like.policies.routing import BalancingLoss, Routing
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError
@@ -195,17 +196,30 @@ class PreferenceObjective(TrainingObjective):
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         # Without dropout both modes are equal, but only evaluation mode computes a shared prompt once.
         set_mode(self.reader.model, model.training and self.needs_training_mode)
-        scores, batch = self._scored(batch)
+        with self.reader.recorded_routing() if self.balancing is not None else nullcontext() as record:
+            scores, batch = self._scored(batch)
         losses, logged = self.terms(scores, batch)
         self._sums_of_step = added(self._sums_of_step, sums_of(logged))
 
         # The mean over the rows of the whole optimizer step, of which this micro-batch adds its part.
-        return losses.sum() / (n_items or len(losses))
+        loss = losses.sum() / (n_items or len(losses))
+        if self.balancing is not None and record is not None:
+            loss = loss + self.balancing.part(record.routing)
+        return loss
+
+    def routing(self, model: Any, batch: Batch) -> Routing:
+        with self.reader.recorded_routing() as record:
+            self._scored(batch)
+        return record.routing
 
     def end_step(self) -> None:
         for sums in self.ranks.gather(self._sums_of_step):
             self._sums = added(self._sums, sums)
         self._sums_of_step = {}
+
+        # One number per step, which all processes have.
+        if self.balancing is not None:
+            self._sums = added(self._sums, sums_of({f"{self.name}/{BALANCING_LOSS}": self.balancing.value}))
 
     def averages(self) -> dict[str, float]:
         sums = self._sums
@@ -355,6 +369,10 @@ class ResponseObjective(PreferenceObjective):
     """Base class of the objectives whose scores are log-probs of responses, `[n, 2]`, summed over tokens."""
 
     arguments: arguments.ResponseArguments
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.balancing = BalancingLoss.of(self.reader.model)
 
     def scores(self, batch: Batch) -> Tensor:
         return in_columns(self.log_probs(self.reader, self.episodes(batch)))

@@ -132,6 +132,7 @@ class ReferenceTrainer(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         batches, n_items = super().get_batch_samples(epoch_iterator, num_batches, device)
         n_items = self.objective.begin_step(batches, n_items)
+        self.objective.begin_balancing(self.model, batches)
 
         # Before its first step, a run that resumes within an epoch has drawn the order of the examples again, which
         # advanced the generators. From here on, they are those of the checkpoint.

@@ -13,9 +13,9 @@ from itertools import groupby
 from transformers import PreTrainedTokenizerBase
 
 from rl4lms_like.core.continuation import Continuations
-from rl4lms_like.offline.examples import NOT_LEARNED, Example
 from rl4lms_like.offline.pairs import Row
 from rl4lms_like.training.components import shortened
+from rl4lms_like.training.examples import NOT_LEARNED, Example
 
 LEARNED = "learned"
 READ = "not learned"

@@ -18,6 +18,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
+from rl4lms_like.algorithms.pretraining_mix import PretrainingMix, Text
 from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
@@ -32,6 +33,7 @@ from rl4lms_like.config.settings import (
     response_length,
 )
 from rl4lms_like.core.continuation import Continuations
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -41,6 +43,7 @@ from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
+from rl4lms_like.policies.parity import longest_independent_of_batch
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.small_models.embedded import with_embedded_models
@@ -50,7 +53,9 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.system.wording import raised
 from rl4lms_like.training.components import build_components, check_samples
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.training.inputs import (
+    build_datapool,
     build_datapools,
     build_tokenizer,
     chat_template_of,
@@ -59,6 +64,7 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
     stripped_pattern_notices,
+    token_limit,
 )
 from rl4lms_like.training.run_reward import RunReward, connect
 from rl4lms_like.training.threads import set_n_threads
@@ -148,6 +154,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     check_samples(config, components, samples)
     check_prompts(samples, tokenizer, model_config)
 
+    ptx = build_ptx(config, tokenizer, model_config)
+
     with blame_memory_errors_on("generation"):
         env = build_env(
             config,
@@ -160,6 +168,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     connect(components.metrics, _run_reward(config, env, components.reward_fn))
     with blame_memory_errors_on("loading"):
         algorithm = build_alg(config, env, ranks)
+    if ptx is not None:
+        algorithm.ptx = ptx
 
     # What depends on the size of the model.
     if notice := learning_rate_notice(config, algorithm.policy.n_parameters):
@@ -182,6 +192,73 @@ def _run_reward(config: RunConfig, env: VecEnv, reward_fn: Any) -> RunReward:
     (layout,) = env.get_attr("layout", [0])
     scorer = env.scorer if isinstance(env, TextVecEnv) else EpisodeScorer(reward_fn, layout)
     return RunReward(scorer, layout, batch_size=env.num_envs)
+
+
+def build_ptx(
+    config: RunConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+) -> PretrainingMix | None:
+    """Return the texts of a config's `alg.ptx` block; None without one, or if their loss has the coefficient 0.
+
+    Raises:
+        DataPoolError: the data pool could not be prepared, or has nothing to learn.
+    """
+    ptx = config.alg.ptx
+    if ptx is None or not ptx.coeff:
+        return None
+
+    # Within the positions of the model, and where log-probs do not depend on the batch.
+    limits = [ptx.max_length, token_limit(tokenizer, model_config)]
+    independent = longest_independent_of_batch(model_config)
+    if independent is not None:
+        limits.append(independent)
+    max_length = min(limits)
+
+    end_token_id = tokenizer.eos_token_id
+    if end_token_id is None:
+        template = chat_template_of(config.tokenizer, tokenizer)
+        generation_config = load_generation_config(config.alg.policy.args["model_name"])
+        end_token_id = next(iter(end_tokens(tokenizer, model_config, generation_config, template)), None)
+    encoder = ExampleEncoder(
+        tokenizer=tokenizer,
+        is_encoder_decoder=bool(model_config.is_encoder_decoder),
+        max_prompt_length=max_length,
+        max_length=max_length,
+        end_token_id=end_token_id,
+    )
+
+    pool = render_prompts({"train": build_datapool(ptx.data, "train")}, config.tokenizer, tokenizer)["train"]
+    examples = encoder.encode([sample for sample, _ in pool])
+    texts = []
+    for row in examples.rows:
+        text = mixed_text(row["input_ids"], row["labels"], is_encoder_decoder=encoder.is_encoder_decoder)
+        if text is not None:
+            texts.append(text)
+    if not texts:
+        raise DataPoolError(f"data pool {ptx.data.id!r} (alg.ptx.data): the split 'train' has nothing to learn")
+    for notice in examples.notices("alg.ptx.data"):
+        logger.warning("%s", notice)
+    return PretrainingMix(
+        texts=texts,
+        coeff=ptx.coeff,
+        batch_size=ptx.batch_size,
+        seed=config.seed,
+        pad_token_id=TextLayout(tokenizer, 1, 1).pad_token_id,
+    )
+
+
+def mixed_text(ids: list[int], labels: list[int], *, is_encoder_decoder: bool) -> Text | None:
+    """Return an example of supervised training as a text of `ptx`; None if none of its tokens is learned."""
+    if is_encoder_decoder:
+        return Text(prompt=ids, response=labels, is_learned=[True] * len(labels)) if labels else None
+
+    # Up to the first learned token a text is a prompt; what follows the last one has no effect.
+    learned = [position for position, label in enumerate(labels) if label != NOT_LEARNED]
+    if not learned:
+        return None
+    start = learned[0]
+    end = learned[-1] + 1
+    is_learned = [label != NOT_LEARNED for label in labels[start:end]]
+    return Text(prompt=ids[:start], response=ids[start:end], is_learned=is_learned)
 
 
 def build_env(

@@ -77,6 +77,8 @@ class LMActorCriticPolicy(BasePolicy):
 
     is_sharded = False
     """True if the weights are split over several processes, which then make all passes together."""
+    balancing_coefficient = 0.0
+    """Coefficient of the balancing loss of a mixture of experts (`policies.routing`); 0 if the model has none."""
     _sharded: Sequence[Any] = ()
     _updates_reference = False
     engine: PolicyEngine
@@ -173,6 +175,7 @@ class LMActorCriticPolicy(BasePolicy):
 
         # `compile` is for the networks that are trained.
         self.reader: EpisodeReader = self.reader_class(self.policy_model, compile=options.compile)
+        self.balancing_coefficient = self.reader.balancing_coefficient
         self.value_reader: EpisodeReader | None = None
         if self.value_model is not None:
             self.value_reader = self.reader_class(self.value_model, compile=options.compile)

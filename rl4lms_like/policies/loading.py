@@ -53,6 +53,7 @@ from rl4lms_like.policies.lora import (
     require_stackable,
     save_adapters,
 )
+from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
 from rl4lms_like.system.errors import ModelError
 
 VALUE_HEAD = "value_head.safetensors"
@@ -154,6 +155,7 @@ def load_model(
     )
     for folder in reversed(adapters):
         model = merge_adapter_folder(model, folder)
+    switch_off_router_logits(model)
 
     # The language model of a multimodal model has its own nested config; keep only the rates of that part.
     prefix = ""
@@ -501,6 +503,7 @@ def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mappin
     rates = dropout_rates(model.config)
     try:
         set_dropout_rates(model.config, checkpoint_dropout)
-        model.save_pretrained(folder, safe_serialization=True)
+        with with_saved_setting(model):
+            model.save_pretrained(folder, safe_serialization=True)
     finally:
         set_dropout_rates(model.config, rates)

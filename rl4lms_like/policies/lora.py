@@ -100,7 +100,9 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
         try:
             _library().inject_adapter_in_model(config, model, NAME, low_cpu_mem_usage=empty)
         except (ValueError, TypeError) as error:
-            raise ModelError(f"peft does not fit the model {name!r}: {error}") from error
+            # PEFT knows default layers for some families only.
+            hint = "; set peft.target_modules, for example to all-linear" if not peft.get("target_modules") else ""
+            raise ModelError(f"peft does not fit the model {name!r}: {str(error).rstrip('.')}{hint}") from error
 
     model._hf_peft_config_loaded = True  # makes transformers treat it as a model with adapters
     config.base_model_name_or_path = _lasting(name)
@@ -180,10 +182,14 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     # `merge` adds to the base weight in place, which is still that of `model`: hence the clone.
     for name, layer in list(_adapted(plain)):
         base = layer.get_base_layer()
-        base.weight = nn.Parameter(base.weight.detach().clone(), requires_grad=False)
+        weight = getattr(base, _weight_name(layer))
+        setattr(base, _weight_name(layer), nn.Parameter(weight.detach().clone(), requires_grad=False))
         layer.merge()
+
+        # Several weights of one module, as experts have, are adapted by nested wrappers: the outermost is replaced.
         parent, _, child = name.rpartition(".")
-        setattr(plain.get_submodule(parent), child, base)
+        if child != "base_layer":
+            setattr(plain.get_submodule(parent), child, base)
 
     # transformers no longer takes it for a model with adapters.
     plain._hf_peft_config_loaded = False
@@ -238,7 +244,7 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     # A set's order differs from process to process, and files of equal runs should be equal.
-    for name in ("target_modules", "exclude_modules"):
+    for name in ("target_modules", "exclude_modules", "target_parameters"):
         names = getattr(config, name)
         if isinstance(names, set):
             setattr(config, name, sorted(names))
@@ -330,6 +336,12 @@ def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
     return ((name, module) for name, module in model.named_modules() if hasattr(module, "get_base_layer"))
 
 
+def _weight_name(layer: Any) -> str:
+    """Return the name of the weight that an adapter changes, in the module that has it."""
+    # The experts of a layer are one module with several weights `[n_experts, out, in]`, of which PEFT adapts each.
+    return getattr(layer, "parameter_name", "weight")
+
+
 def _refuse_tied(model: PreTrainedModel) -> None:
     """Raise if a weight with an adapter is tied to another layer, because it could not be merged."""
     # Tied weights are one tensor under several names.
@@ -338,8 +350,8 @@ def _refuse_tied(model: PreTrainedModel) -> None:
         layers_of_weight.setdefault(id(weight), []).append(name.removesuffix(".weight"))
 
     for name, layer in _adapted(model):
-        layers = layers_of_weight[id(layer.get_base_layer().weight)]
-        others = [other for other in layers if other != f"{name}.base_layer"]
+        layers = layers_of_weight[id(getattr(layer.get_base_layer(), _weight_name(layer)))]
+        others = [other for other in layers if not other.startswith(f"{name}.base_layer")]
         if others:
             raise ModelError(
                 f"peft adds an adapter to {name!r}, whose weights are tied to {others[0]!r}: the adapter could not be "

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -41,6 +41,7 @@ from rl4lms_like.core.token_scores import (
     scores_of_logits,
     token_scores,
 )
+from rl4lms_like.policies.routing import RoutingRecord, balancing_coefficient, experts_per_token
 from rl4lms_like.policies.sharding import ShardedNetwork
 from rl4lms_like.system.errors import ModelError
 
@@ -90,6 +91,7 @@ class EpisodeReader(ABC):
         head_scale: scale of the linear head, or None if logits need the model's own forward; see `probe_head`.
         shares_prompts: compute a prompt once for all of its responses; see `parity.check_sharing`.
         network: the model's weights if they are split over several processes.
+        balancing_coefficient: of the balancing loss of a mixture of experts; 0 if the model has none.
     """
 
     prompt_side: ClassVar[Literal["left", "right"]]
@@ -100,6 +102,8 @@ class EpisodeReader(ABC):
         self.head_scale: float | None = None
         self.shares_prompts = False
         self.network: ShardedNetwork | None = None
+        self.balancing_coefficient = balancing_coefficient(model)
+        self._routing_record: RoutingRecord | None = None
 
     @property
     def device(self) -> torch.device:
@@ -118,6 +122,18 @@ class EpisodeReader(ABC):
     def gathered(self) -> AbstractContextManager[None]:
         """Keep split weights whole within the block; see `ShardedNetwork.gathered`."""
         return nullcontext() if self.network is None else self.network.gathered()
+
+    @contextmanager
+    def recorded_routing(self) -> Iterator[RoutingRecord]:
+        """Record how the first pass over episodes within the block sends tokens to experts.
+
+        Only for models with a balancing loss.
+        """
+        self._routing_record = RoutingRecord()
+        try:
+            yield self._routing_record
+        finally:
+            self._routing_record = None
 
     @abstractmethod
     def states(self, episodes: EpisodeBatch) -> Tensor:
@@ -265,47 +281,73 @@ class CausalReader(EpisodeReader):
         """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
         return self._from_prompt_end(episodes, self._last_hidden, drop_last=drop_last)
 
-    def _last_hidden(self, inputs: dict[str, Any], n_last: int) -> Tensor:
+    def _last_hidden(self, inputs: dict[str, Any], n_last: int, token_weights: Tensor) -> Tensor:
         """Return the hidden states of the last `n_last` positions."""
         if self._has_trunk:
-            hidden = self._trunk(**inputs).last_hidden_state
+            output = self._trunk(**inputs, **self._router_option)
+            hidden = output.last_hidden_state
         else:
-            hidden = self._trunk(**inputs, output_hidden_states=True).hidden_states[-1]
+            output = self._trunk(**inputs, **self._router_option, output_hidden_states=True)
+            hidden = output.hidden_states[-1]
+        self._record_routing(output, token_weights)
         return hidden[:, -n_last:]
 
-    def _last_logits(self, inputs: dict[str, Any], n_last: int) -> Tensor:
+    def _last_logits(self, inputs: dict[str, Any], n_last: int, token_weights: Tensor) -> Tensor:
         """Return the model's own logits for the last `n_last` positions."""
         # Logits are most of the memory of a pass; without `logits_to_keep` those of the prompt are computed too.
         keep = {"logits_to_keep": n_last} if self._takes_keep else {}
-        return self.model(**inputs, **keep).logits[:, -n_last:]
+        output = self.model(**inputs, **keep, **self._router_option)
+        self._record_routing(output, token_weights)
+        return output.logits[:, -n_last:]
+
+    @property
+    def _router_option(self) -> dict[str, bool]:
+        """Argument of the model's forward by which it returns the logits of its routers, if they are recorded."""
+        return {} if self._routing_record is None else {"output_router_logits": True}
+
+    def _record_routing(self, output: Any, token_weights: Tensor) -> None:
+        """Record how a part of a pass uses the experts; `token_weights` `[n, length]` is how often a token counts."""
+        if self._routing_record is not None:
+            self._routing_record.add(output.router_logits, token_weights, experts_per_token(self.model))
 
     def _from_prompt_end(
-        self, episodes: EpisodeBatch, forward: Callable[[dict[str, Any], int], Tensor], *, drop_last: bool
+        self, episodes: EpisodeBatch, forward: Callable[[dict[str, Any], int, Tensor], Tensor], *, drop_last: bool
     ) -> Tensor:
         """Return the outputs of a forward pass from the prompt's last position on `[n, response_len (+ 1), ...]`."""
         inputs = self._inputs(episodes, drop_last=drop_last)
         prompt_len = episodes.prompt_ids.shape[1]
         n_response = inputs["input_ids"].shape[1] - prompt_len  # response_len, or one less with `drop_last`
 
-        # Separate prompts: one pass over prompt and response. Position -1 - n_response is the prompt's last.
+        # In the balancing loss of a mixture of experts, a token counts if another token of its episode follows.
+        columns = torch.arange(n_response, device=episodes.response_mask.device)
+        is_followed = columns < episodes.response_lengths[:, None] - 1  # [n, n_response]
+
         shared = self._shared_prompts(episodes)
         if shared is None:
-            return forward({**inputs, "use_cache": False}, n_response + 1)
+            # One pass over prompt and response. Position -1 - n_response is the prompt's last.
+            weights = torch.cat([episodes.prompt_mask, is_followed], dim=1)
+            outputs = forward({**inputs, "use_cache": False}, n_response + 1, weights)
+        else:
+            # First pass: the different prompts alone, whose keys and values stay in the cache.
+            firsts, rows = shared  # one episode of each prompt [u]; the prompt of each episode [n]
+            cache = PromptCache()
+            cached = {"past_key_values": cache, "use_cache": True}
+            prompts = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
+            n_responses = torch.bincount(rows, minlength=len(firsts))  # [u]
+            weights = episodes.prompt_mask[firsts] * n_responses[:, None]
+            outputs = forward(prompts | cached, 1, weights).index_select(0, rows)
 
-        # Shared prompts, first pass: the different prompts alone, whose keys and values stay in the cache.
-        firsts, rows = shared  # one episode of each prompt [u]; the prompt of each episode [n]
-        cache = PromptCache()
-        prompts: dict[str, Any] = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
-        ends = forward({**prompts, "past_key_values": cache, "use_cache": True}, 1).index_select(0, rows)
-        if n_response == 0:
-            return ends
+            # Second pass: the responses, which attend to the cache. Their mask covers the prompt's columns too.
+            if n_response > 0:
+                cache.rows = rows
+                responses = {name: matrix[:, prompt_len:] for name, matrix in inputs.items()}
+                responses["attention_mask"] = inputs["attention_mask"]
+                of_responses = forward(responses | cached, n_response, is_followed)
+                outputs = torch.cat([outputs, of_responses], dim=1)
 
-        # Second pass: the responses, which attend to the cache. Their mask covers the prompt's columns too.
-        cache.rows = rows
-        responses: dict[str, Any] = {name: matrix[:, prompt_len:] for name, matrix in inputs.items()}
-        responses["attention_mask"] = inputs["attention_mask"]
-        outputs = forward({**responses, "past_key_values": cache, "use_cache": True}, n_response)
-        return torch.cat([ends, outputs], dim=1)
+        if self._routing_record is not None:
+            self._routing_record.end_pass()
+        return outputs
 
     def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Tensor]:
         """Return the model's inputs for prompt and response, each `[n, prompt_len + response_len (- 1)]`."""

@@ -17,6 +17,7 @@ from typing import Any
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.config.binding import RunKind
 from rl4lms_like.config.run_config import (
+    AlgorithmConfig,
     PreferenceAlgConfig,
     PromptPoolConfig,
     RunConfig,
@@ -118,6 +119,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
             "datapool.args": columns,
             "env": _arguments(EnvConfig),
             "env.args": _arguments(EnvArguments),
+            "alg": _arguments(AlgorithmConfig),
             "alg.args": _of_algorithm(ALGORITHMS, algorithm),
             "alg.kl_div": _arguments(KLConfig),
             "alg.policy.args": _arguments(MaskablePolicyArguments),

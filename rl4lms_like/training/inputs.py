@@ -31,6 +31,9 @@ _KEEP = "tokenizer.keep_special_tokens"
 
 SPLITS = ("train", "val", "test")
 
+NO_LIMIT = 1_000_000
+"""Length limit, in tokens, of tokenizers and models without one. Their own value is about 1e30, or missing."""
+
 
 def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) -> PreTrainedTokenizerBase:
     """Return the tokenizer of a config's `tokenizer` block.
@@ -240,3 +243,10 @@ def _model_end_tokens(
     if isinstance(model_token, list | tuple):
         return list(model_token)
     return [] if model_token is None else [int(model_token)]
+
+
+def token_limit(tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig) -> int:
+    """Return the largest number of tokens that both the tokenizer and the model accept."""
+    # T5 has relative positions, and no such attribute.
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
+    return min(int(tokenizer.model_max_length), int(positions), NO_LIMIT)

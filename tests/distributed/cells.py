@@ -122,6 +122,10 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.kl_div.placement": "reward",
         },
     ),
+    "ppo_with_experts_and_texts": (
+        "mixtral",
+        {**SEPARATE, **MINIBATCHES, "alg.args.micro_batch_size": 60, "alg.ptx": {"coeff": 0.5, "batch_size": 3}},
+    ),
     "fsdp_ppo": (
         "gpt2",
         {
@@ -168,6 +172,8 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "reward_model": ("gpt2", {"gradient_accumulation_steps": 2}),
     "dpo": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
     "kto_t5": ("t5", {}),
+    "supervised_with_experts": ("mixtral", {"gradient_accumulation_steps": 2}),
+    "orpo_with_experts": ("mixtral", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
 
@@ -193,7 +199,7 @@ class Tired(LowTokens):
 
 
 def config_of(cell: str, models: Path) -> Any:
-    """Return the config of a cell; `models` contains the models `gpt2` and `t5`, and a file of preferences."""
+    """Return the config of a cell; `models` contains the models, and files of preferences and of texts."""
     if cell in OFFLINE or cell == STATEFUL_OFFLINE:
         return parse_config(offline_blocks(cell, models))
     stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
@@ -208,6 +214,8 @@ def config_of(cell: str, models: Path) -> Any:
     if cell in OF_ENGINE:
         named[f"{POLICY}.engine"] = json.loads((models / "engine.json").read_text())
     blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the cell")
+    if "ptx" in blocks["alg"]:
+        blocks["alg"]["ptx"]["data"] = {"id": "jsonl", "args": {"data_files": {"train": str(models / "texts.jsonl")}}}
     return parse_config(blocks, issues=issues)
 
 
@@ -217,7 +225,8 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     id, file = cell.split("_t5")[0].split("_with")[0], str(models / "pairs.jsonl")
     kind = "seq2seq" if family == "t5" else "causal"
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training_args}
-    model = models / (f"{family}_without_dropout" if id == "supervised" else family)
+    has_dropout = id == "supervised" and family != "mixtral"
+    model = models / (f"{family}_without_dropout" if has_dropout else family)
     mapping = blocks(id, model, file, kind, num_train_epochs=1, max_steps=4, **given)
     if id == "supervised":
         mapping["datapool"] = {"id": "tests.offline.supervised.test_trainer:Uneven"}

@@ -28,6 +28,7 @@ from tests.distributed.cells import (
     train_in_group,
 )
 from tests.engines.vllm_server import VllmServer
+from tests.expert_models import save_experts
 from tests.offline.preferences.preference_runs import written
 
 TOLERANCE = 1e-5
@@ -35,7 +36,7 @@ RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_TH
 
 
 @pytest.fixture(scope="module")
-def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Iterator[Path]:
+def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("models")
     (folder / "gpt2").symlink_to(tiny_gpt2_dir)
     (folder / "t5").symlink_to(tiny_t5_dir)
@@ -44,7 +45,11 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tmp_path_factory) -> Iterator[Path]:
         config = json.loads((other / "config.json").read_text())
         rates = [key for key in config if "drop" in key]
         (other / "config.json").write_text(json.dumps({**config, **dict.fromkeys(rates, 0.0)}))
+    experts = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
+    save_experts(folder / "mixtral", "mixtral", tiny_tokenizer, **experts)
     written(folder)
+    texts = ["The sea is blue.", "A letter was lost in the town.", "Rain.", "Nobody asked, and nobody knew."]
+    (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     server = VllmServer(tiny_gpt2_dir)
     args = {"url": server.url, "weights_dir": str(folder / "weights"), "max_gap": 1e-4, "retries": 0}
     (folder / "engine.json").write_text(json.dumps({"id": "vllm", "args": args}))

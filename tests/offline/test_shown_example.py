@@ -7,10 +7,10 @@ import json
 import pytest
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.offline.examples import NOT_LEARNED
 from rl4lms_like.offline.shown_example import example_lines, row_lines
 from rl4lms_like.preview import preview
 from rl4lms_like.testing import models
+from rl4lms_like.training.examples import NOT_LEARNED
 from tests.chat_models import BOS, END, START, save_chat_model
 from tests.configs import supervised_blocks
 from tests.offline.preferences.preference_runs import blocks, written

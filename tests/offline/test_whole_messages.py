@@ -9,9 +9,9 @@ import pytest
 from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.offline.pairs import encode_pairs, encode_texts
 from rl4lms_like.system.errors import DataPoolError
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.training.inputs import render_prompts
 from tests.chat_models import CHATML, END, MARKED, OPENS_REASONING, REASONING, chat_tokenizer
 from tests.config_errors import raises_at

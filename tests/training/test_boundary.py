@@ -16,7 +16,6 @@ from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.stop_strings import StopStrings
-from rl4lms_like.offline.examples import ExampleEncoder
 from rl4lms_like.offline.pairs import encode_pairs
 from rl4lms_like.on_policy.rollout_files import read_rollout
 from rl4lms_like.preview import preview
@@ -24,6 +23,7 @@ from rl4lms_like.rewards.answers import RegexReward
 from rl4lms_like.rewards.call import score_transition
 from rl4lms_like.run import train_config
 from rl4lms_like.testing.models import make_causal_lm, save_model
+from rl4lms_like.training.examples import ExampleEncoder
 from rl4lms_like.training.inputs import build_tokenizer, end_tokens
 from tests.config_errors import raises_at
 from tests.tokenizer_families import byte_level, llama_like, with_added_tokens

@@ -9,9 +9,9 @@ import torch
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.offline.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
+from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
 from tests.chat_models import CHATML, MARKED, chat_tokenizer
 from tests.config_errors import raises_at
 from tests.tokenizer_families import CAUSAL
