@@ -24,6 +24,7 @@ from pydantic import AfterValidator
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.rules import Algorithm
+from rl4lms_like.callbacks import CALLBACKS
 from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_processing
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.data_pools.splits import SPLITS
@@ -135,6 +136,13 @@ class MetricConfig(ComponentConfig):
         if self.id not in METRICS:
             return []
         return [named_key(key, self.name) if self.name else key for key in METRICS.entry(self.id).keys]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackConfig(ComponentConfig):
+    """Callback given by id."""
+
+    registry = CALLBACKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,6 +381,7 @@ class TrainEvaluationConfig(Block):
             Training ends at the latest with the last of them.
         accept_edited_rollouts: with `replay`: train also on rollouts that were edited after a run wrote them, for
             instance with other rewards. If false, they are an error.
+        callbacks: list of callbacks of your own: `id`, an import path, and `args`.
     """
 
     eval_batch_size: Count
@@ -390,6 +399,7 @@ class TrainEvaluationConfig(Block):
     save_rollouts: bool = False
     replay: str | None = None
     accept_edited_rollouts: bool = False
+    callbacks: list[CallbackConfig] = field(default_factory=list)
 
     def issues(self) -> Iterator[ConfigIssue]:
         if self.accept_edited_rollouts and self.replay is None:
@@ -643,6 +653,7 @@ class SupervisedEvaluationConfig(Block):
             of the preferences; there can be no metrics.
         save_model: save the final model. If false, checkpoints are written only if `training_args` sets
             `save_strategy`.
+        callbacks: list of callbacks of your own: `id`, an import path, and `args`.
     """
 
     eval_batch_size: Count
@@ -650,6 +661,7 @@ class SupervisedEvaluationConfig(Block):
     max_eval_samples: Count | None = None
     generate: bool = True
     save_model: bool = True
+    callbacks: list[CallbackConfig] = field(default_factory=list)
 
     def issues(self) -> Iterator[ConfigIssue]:
         if self.metrics and not self.generate:

@@ -28,16 +28,16 @@ that is not updated, a frozen base model, the samples) is not saved; digests of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.ahead import AheadBatches
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
@@ -188,6 +188,7 @@ class ResumePoint:
         interruption: Ctrl-C and SIGTERM.
         trainer: owner of the part `trainer`, with `iteration`, the number of completed iterations.
         callbacks: by the names of their states.
+        save_model: writes the model to a folder.
 
     Attributes:
         parts: owners of the parts that are captured as numbers, in the order in which they are restored.
@@ -206,8 +207,10 @@ class ResumePoint:
         *,
         trainer: CheckpointPart,
         callbacks: Mapping[str, Callback],
+        save_model: Callable[[Path], Path],
     ) -> None:
         self.run = run
+        self.save_model = save_model
         self.tracker = tracker
         self.interruption = interruption
         self.schedule = run.config.train_evaluation
@@ -344,7 +347,7 @@ class ResumePoint:
             # Flushes the run's files to disk: the checkpoint refers to their sizes.
             self.tracker.file_sizes()
             keep = self.schedule.keep_last
-            return write_checkpoint(base, iteration, state, self.run.save_model, name=name, keep=keep)
+            return write_checkpoint(base, iteration, state, self.save_model, name=name, keep=keep)
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost.
@@ -385,7 +388,7 @@ class ResumePoint:
         update = self.run.algorithm.update_progress
         is_between_steps = update is None or (update.is_resumable and state is not None and "update" in state.numbers)
         if state is None or not is_between_steps:
-            save_interrupted(self.tracker, self.run.save_model, n_completed, "iterations")
+            save_interrupted(self.tracker, self.save_model, n_completed, "iterations")
             return
 
         # A run that failed before it had sampled anything has nothing to resume. One that was interrupted is saved

@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import re
 import time
 import typing
 from collections.abc import Iterator, Mapping
@@ -204,7 +205,7 @@ def with_values(blocks: dict[str, Any], values: Mapping[str, Any]) -> dict[str, 
     blocks = copy.deepcopy(blocks)
     for path, value in values.items():
         container: Any = blocks
-        *parents, key = path.replace("metrics.", "metrics.0.").replace("held_out.", "held_out.0.").split(".")
+        *parents, key = re.sub(r"\b(metrics|callbacks|held_out)\.", r"\1.0.", path).split(".")
         for parent in parents:
             container = container[int(parent)] if isinstance(container, list) else container.setdefault(parent, {})
         container[int(key) if isinstance(container, list) else key] = value
@@ -235,6 +236,9 @@ _STOPS_EARLY = {
     "train_evaluation.metrics": [{"id": "length"}],
     "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 2},
 }
+
+CALLBACKS = "tests.callbacks.test_callbacks"
+_CALLBACK = {"train_evaluation.callbacks": [{"id": f"{CALLBACKS}:Counting", "args": {"name": "n"}}]}
 
 _TINY = {
     "tiny_model": {"steps": 2, "batch_size": 2, "n_positions": 400},
@@ -318,6 +322,8 @@ RUN: dict[str, Row | Silent] = {
     ),
     "train_evaluation.early_stopping.mode": Row("min", see.stops_after, _STOPS_EARLY),
     "train_evaluation.early_stopping.patience": Row(1, see.stops_after, _STOPS_EARLY),
+    "train_evaluation.callbacks.id": Row(f"{CALLBACKS}:CountingMore", see.callbacks, _CALLBACK),
+    "train_evaluation.callbacks.args": Row({"name": "m"}, see.callbacks, _CALLBACK),
     "train_evaluation.metrics.id": Row("distinct_n", see.evaluated),
     "train_evaluation.metrics.args": Row(
         {"pattern": "zzz"}, see.evaluated, {"train_evaluation.metrics": [{"id": "regex", "args": {"pattern": "."}}]}
@@ -664,6 +670,8 @@ SUPERVISED: dict[str, Row | Silent] = {
     "train_evaluation.max_eval_samples": Row(1, see.written),
     "train_evaluation.generate": Row(False, see.written, {"train_evaluation.metrics": []}),
     "train_evaluation.save_model": Row(False, see.tuned),
+    "train_evaluation.callbacks.id": Row(f"{CALLBACKS}:CountingMore", see.callbacks, _CALLBACK),
+    "train_evaluation.callbacks.args": Row({"name": "m"}, see.callbacks, _CALLBACK),
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES, policy_gradient
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.system.errors import ConfigError
-from tests.configs import run_blocks
+from tests.configs import run_blocks, supervised_blocks
 from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
@@ -39,19 +39,27 @@ CHANGES = {
     "`datapool.sampler: {id: shuffled}`": {"datapool.sampler": {"id": "shuffled"}},
     "`train_evaluation.save_rollouts`": {"train_evaluation.save_rollouts": True},
     "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
+    "`train_evaluation.callbacks`": {"train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}]},
 }
 
 
-def table() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the ids of the columns, and the cells of each row, of the first table."""
+OFFLINE_CHANGES = {
+    "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
+}
+"""The same for supervised and preference runs."""
+
+
+def table(number: int = 0) -> tuple[list[str], dict[str, list[str]]]:
+    """Return the ids of the columns, and the cells of each row, of a table of the page."""
     parts = (REPOSITORY / "docs" / "features.md").read_text().split("\n\n")
-    lines = next(part for part in parts if part.startswith("|")).splitlines()
+    lines = [part for part in parts if part.startswith("|")][number].splitlines()
     heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return heads[1:], {name: cells for name, *cells in rows}
 
 
 def test_every_row_is_tried():
     assert list(table()[1]) == list(CHANGES)
+    assert list(table(1)[1]) == list(OFFLINE_CHANGES)
 
 
 IDS = [heading.strip("`") for heading in table()[0]]
@@ -82,6 +90,39 @@ def test_the_table_says_what_is_accepted(id):
         stated = table()[1][name][place]
         if (id, name) == ("maxrl", "`kl_div.norm_reward`"):  # the text below the table says so
             stated = "no"
+        if stated.split()[0] != found:
+            wrong.append((name, stated, found))
+    assert not wrong
+
+
+OFFLINE_IDS = [heading.strip("`") for heading in table(1)[0]]
+
+
+def test_each_objective_has_a_column():
+    assert ["sft", *OBJECTIVES] == OFFLINE_IDS
+
+
+@pytest.mark.parametrize("id", OFFLINE_IDS)
+def test_the_table_of_offline_runs_says_what_is_accepted(id):
+    wrong = []
+    for name, changes in OFFLINE_CHANGES.items():
+        blocks = supervised_blocks()
+        blocks["alg"] |= {"id": "supervised" if id == "sft" else id, "model_type": "causal"}
+        if id != "sft":
+            blocks["datapool"] = {"id": "preferences", "args": {"dataset": "no/pairs"}}
+        if id == "reward_model":
+            del (
+                blocks["alg"]["generation_kwargs"],
+                blocks["train_evaluation"]["metrics"],
+                blocks["tokenizer"]["max_length"],
+            )
+        blocks, issues = apply_values(blocks, changes, "test")
+        try:
+            parse_config(blocks, issues=issues)
+            found = "yes"
+        except ConfigError:
+            found = "no"
+        stated = table(1)[1][name][OFFLINE_IDS.index(id)]
         if stated.split()[0] != found:
             wrong.append((name, stated, found))
     assert not wrong

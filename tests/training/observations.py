@@ -362,6 +362,11 @@ def best(made: Made) -> Any:
     return trainer.callbacks["best_model"].state_dict()
 
 
+def callbacks(made: Made) -> list[Any]:
+    """Which callbacks are called, and with which argument they were made."""
+    return [(type(callback).__name__, callback.name) for callback in made.run.callbacks]
+
+
 def stops_after(made: Made) -> int | None:
     """After how many of some evaluations the training ends."""
     from rl4lms_like.on_policy.trainer import OnPolicyTrainer
