@@ -51,6 +51,7 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.schema import at
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.averages import WeightAverage
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
@@ -72,6 +73,7 @@ class ReferenceTrainer(Trainer):
         save_model_to: writes the model of a checkpoint to a folder.
         frozen: digests of what training does not change.
         user_callbacks: their states are part of checkpoints.
+        average: of the trained weights, is part of checkpoints, too.
         resume_state: state to resume from; None for a new run.
         arguments: of transformers' Trainer.
 
@@ -97,6 +99,7 @@ class ReferenceTrainer(Trainer):
         save_model_to: Callable[[Path], Any],
         frozen: Mapping[str, str],
         user_callbacks: UserCallbacks,
+        average: WeightAverage | None,
         resume_state: ResumeState | None,
         **arguments: Any,
     ) -> None:
@@ -111,6 +114,7 @@ class ReferenceTrainer(Trainer):
         self.save_model_to = save_model_to
         self.frozen = frozen
         self.user_callbacks = user_callbacks
+        self.average = average
         self.resume_state = resume_state
         self.objective: TrainingObjective = run.objective
         self.ranks = run.ranks
@@ -329,6 +333,9 @@ class ReferenceTrainer(Trainer):
         }
         if self.user_callbacks.callbacks:
             numbers["callbacks"] = self.user_callbacks.state_dict()
+        if self.average is not None:
+            numbers["average"] = self.average.state_dict()
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
         return TrainingState(numbers, tensors)
 
     def _save_trainer_state(self, folder: Path) -> None:
@@ -509,6 +516,7 @@ class ResumeState:
         best_folder: has the run's checkpoints, one of which may be the best so far.
         frozen: digests of what training does not change; they must be those of the checkpoint.
         user_callbacks: get their states.
+        average: gets its state, too.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another run.
@@ -521,6 +529,7 @@ class ResumeState:
         best_folder: Path,
         frozen: Mapping[str, str],
         user_callbacks: UserCallbacks,
+        average: WeightAverage | None,
     ) -> None:
         self.folder = folder
         self.state = checkpoints.read_checkpoint(folder)
@@ -534,6 +543,9 @@ class ResumeState:
                 load_state(metric, metric_state)
             if "callbacks" in numbers:
                 user_callbacks.load_state_dict(numbers["callbacks"])
+            if average is not None:
+                average.load_state_dict(numbers["average"])
+                states.load_weights(average.tensors(), self.state.part("average."))
 
             progress = numbers["trainer"]
             self.step = self.trainer_state.global_step

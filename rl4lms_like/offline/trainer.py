@@ -40,6 +40,8 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.alert import report_alert
+from rl4lms_like.training.averages import FOLDER as AVERAGE
+from rl4lms_like.training.averages import SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
@@ -81,6 +83,7 @@ class SupervisedTrainer:
         self.interruption = Interruption(run.ranks)
         context = RunContext(run.config, run.model, run.tokenizer, tracker.run_path, is_main=run.ranks.is_main)
         self.user_callbacks = user_callbacks(run.config, run.callbacks, context, run.ranks)
+        self.average = average_of(self.schedule.average, run.model)  # begins with the initial weights
         self.reporter = Reporter(self)
 
         # Both before a checkpoint's weights replace the initial ones: the log-probs of a preference run's reference are
@@ -92,7 +95,9 @@ class SupervisedTrainer:
 
         resume_state = None
         if resume_from is not None:
-            resume_state = ResumeState(resume_from, run, tracker.checkpoint_base_path, self.frozen, self.user_callbacks)
+            resume_state = ResumeState(
+                resume_from, run, tracker.checkpoint_base_path, self.frozen, self.user_callbacks, self.average
+            )
         self.trainer = self._make_trainer(resume_state)
 
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
@@ -115,6 +120,7 @@ class SupervisedTrainer:
                 save_model_to=lambda path: self.save(path, is_checkpoint=True),
                 frozen=self.frozen,
                 user_callbacks=self.user_callbacks,
+                average=self.average,
                 resume_state=resume_state,
                 model=run.model,
                 args=arguments,
@@ -160,6 +166,7 @@ class SupervisedTrainer:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
+            self._save_average()
         self.user_callbacks.check()
 
         # The last step may have been evaluated on `val`, but with other weights than those of the best checkpoint.
@@ -167,6 +174,7 @@ class SupervisedTrainer:
             self.trainer.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
+            self._evaluate_average()
         self.user_callbacks.check()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.checkpoint_base_path)
@@ -230,6 +238,30 @@ class SupervisedTrainer:
             if result is not None:
                 evaluations[split] = result
         return evaluations
+
+    def _save_average(self) -> None:
+        """Save the averaged model next to the model."""
+        if self.average is None:
+            return
+        folder = self.tracker.run_path / AVERAGE
+        saving_average = saving(f"the averaged model to {folder}")
+        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
+            write_folder(folder, self.save)
+
+    def _evaluate_average(self) -> None:
+        """Evaluate the averaged model on `val` and `test`, each once after the last step."""
+        if self.average is None:
+            return
+        for split, logged_split in SPLITS.items():
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.step, logged_split) in self.trainer.evaluated:
+                continue
+            with self.average.in_model():
+                evaluation = self._evaluate_split(split, samples)
+            self.trainer.evaluated[self.step, logged_split] = evaluation
+            self.tracker.log_metrics(self.epoch, logged_split, evaluation.scores)
+            if evaluation.predictions:
+                self.tracker.log_predictions(self.epoch, logged_split, evaluation.predictions)
 
     def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
         """Generate texts and score them, without changing the random state that dropout uses in training."""
@@ -385,6 +417,8 @@ class Reporter(TrainerCallback):
             self._shown_at = now
             values = {self._keys["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
+        if self.owner.average is not None:
+            self.owner.average.update(state.global_step)
         self.owner.user_callbacks.on_iteration_end(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

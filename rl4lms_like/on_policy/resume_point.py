@@ -16,6 +16,7 @@
     update        UpdateProgress, EpisodeBuffer   rollout and completed steps of an interrupted update
     ahead         NextRollout                     the next rollout's episodes, if they are generated during an update
     weights       policy.training_state           trained parameters, buffers, NLPO's mask model
+    average       WeightAverage                   average of the trained weights, if the run has one
     optimizer     states.optimizer_state          moments and steps, learning rates
 
 `mark` captures the parts down to `files` as copies, `mark_in_update` replaces those that an update changes. Tensors are
@@ -47,6 +48,7 @@ from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.averages import WeightAverage
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     ITERATION,
@@ -189,6 +191,7 @@ class ResumePoint:
         trainer: owner of the part `trainer`, with `iteration`, the number of completed iterations.
         callbacks: by the names of their states.
         save_model: writes the model to a folder.
+        average: of the trained weights.
 
     Attributes:
         parts: owners of the parts that are captured as numbers, in the order in which they are restored.
@@ -208,9 +211,11 @@ class ResumePoint:
         trainer: CheckpointPart,
         callbacks: Mapping[str, Callback],
         save_model: Callable[[Path], Path],
+        average: WeightAverage | None = None,
     ) -> None:
         self.run = run
         self.save_model = save_model
+        self.average = average
         self.tracker = tracker
         self.interruption = interruption
         self.schedule = run.config.train_evaluation
@@ -330,6 +335,10 @@ class ResumePoint:
         numbers["frozen"] = self._frozen
         numbers["config"] = to_json(self.tracker.run_config)
 
+        if self.average is not None:
+            numbers["average"] = self.average.state_dict()
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
+
         # An update has its whole rollout in the checkpoint: a resumed run does not generate it again.
         if "update" in numbers:
             numbers["update"], rollout = unfinished_update(self.run.algorithm, numbers["update"])
@@ -430,6 +439,9 @@ class ResumePoint:
         check_frozen(self._frozen, numbers["frozen"], self.run.config.tokenizer)
         load_weights(policy.training_state(), state.part("policy."))
         load_optimizer(policy.optimizer, numbers["optimizer"], state.part("optimizer."))
+        if self.average is not None:
+            self.average.load_state_dict(numbers["average"])
+            load_weights(self.average.tensors(), state.part("average."))
 
         # Each process has generators and a reward of its own. One that the run did not have before takes those of the
         # main process.

@@ -34,6 +34,8 @@ from rl4lms_like.system.disk import saving
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
+from rl4lms_like.training.averages import FOLDER as AVERAGE
+from rl4lms_like.training.averages import SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
 from rl4lms_like.training.user_callbacks import user_callbacks
@@ -55,6 +57,7 @@ class OnPolicyTrainer:
         callbacks: called after each iteration and evaluation, in this order; by the names of their states in
             checkpoints.
         user_callbacks: the callbacks of the config, which are the last of these.
+        average: average of the trained weights; None without `train_evaluation.average`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another run.
@@ -91,6 +94,7 @@ class OnPolicyTrainer:
         self.user_callbacks = user_callbacks(run.config, run.callbacks, context, run.ranks)
         if run.callbacks:
             self.callbacks["user"] = self.user_callbacks
+        self.average = average_of(self.schedule.average, run.policy.policy_model)
 
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
@@ -100,7 +104,13 @@ class OnPolicyTrainer:
         # Before a checkpoint is loaded: the origin of kept rollouts is a digest of the weights at the start.
         self._attach_replay_and_recorder()
         self.resume_point = ResumePoint(
-            run, tracker, self.interruption, trainer=self, callbacks=self.callbacks, save_model=self.save
+            run,
+            tracker,
+            self.interruption,
+            trainer=self,
+            callbacks=self.callbacks,
+            save_model=self.save,
+            average=self.average,
         )
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         if resume_from is not None:
@@ -151,8 +161,10 @@ class OnPolicyTrainer:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 self._write(folder, self.save)
+            self._save_average()
             self.user_callbacks.check()
         self.evaluate(("val", "test"))
+        self._evaluate_average()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / FOLDER)
 
@@ -196,6 +208,8 @@ class OnPolicyTrainer:
         self._iteration_start = None
         algorithm.end_update()
         self.resume_point.clear()
+        if self.average is not None:
+            self.average.update(iteration)
         self.resume_point.mark()
         self.user_callbacks.check()
 
@@ -251,6 +265,30 @@ class OnPolicyTrainer:
             self.user_callbacks.check()
             self.interruption.check()
         return evaluations
+
+    def _save_average(self) -> None:
+        """Save the averaged model next to the model."""
+        if self.average is None:
+            return
+        folder = self.tracker.run_path / AVERAGE
+        saving_average = saving(f"the averaged model to {folder}")
+        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
+            self._write(folder, self.save)
+
+    def _evaluate_average(self) -> None:
+        """Evaluate the averaged model on `val` and `test`, each once after the last iteration."""
+        if self.average is None:
+            return
+        for split, logged_split in SPLITS.items():
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.current_iter, logged_split) in self.evaluated:
+                continue
+            with self.average.in_model(), self.interruption.at_any_moment():
+                evaluation = self._evaluate_split(split, samples)
+            self.evaluated.add((self.current_iter, logged_split))
+            self.tracker.log_metrics(self.current_iter, logged_split, evaluation.scores)
+            self.tracker.log_predictions(self.current_iter, logged_split, evaluation.predictions)
+            self.resume_point.mark()
 
     def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
         responder = Responder(

@@ -40,11 +40,13 @@ CHANGES = {
     "`train_evaluation.save_rollouts`": {"train_evaluation.save_rollouts": True},
     "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
     "`train_evaluation.callbacks`": {"train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}]},
+    "`train_evaluation.average`": {"train_evaluation.average": {"decay": 0.9, "every": 2}},
 }
 
 
 OFFLINE_CHANGES = {
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
+    "`train_evaluation.average`": CHANGES["`train_evaluation.average`"],
 }
 """The same for supervised and preference runs."""
 
