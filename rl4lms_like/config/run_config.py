@@ -653,6 +653,10 @@ class PreferenceAlgConfig(ComponentConfig, _OfflineAlgConfig):
         if self.args.get("dropout") == "adapters" and not (self.peft or {}).get("lora_dropout"):
             yield ConfigIssue("args.dropout", "'adapters' has no effect without alg.peft.lora_dropout above 0")
 
+        if self.args.get("reference_update_iterations") is not None and self.peft is not None:
+            text = "cannot be used with peft, whose reference is the base model of the adapters"
+            yield ConfigIssue("args.reference_update_iterations", text)
+
         # Of supervised runs, with a loss of tokens.
         if self.training_args.get("label_smoothing_factor"):
             text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"

@@ -302,6 +302,7 @@ class ReferenceTrainer(Trainer):
         generators, random_numbers = self.epoch_began if is_order_drawn else states.random_state()
 
         tensors = {f"model.{name}": tensor for name, tensor in trained(self.run.model).items()}
+        tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.tensors().items()}
         tensors |= moments
         tensors |= generators
         tensors |= {f"epoch_began.{name}": tensor for name, tensor in epoch_generators.items()}
@@ -541,6 +542,7 @@ class ResumeState:
             states.load_weights(trained(run.model), self.state.part("model."))
             for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, metric_state)
+            states.load_weights(run.objective.tensors(), self.state.part("objective."))
             if "callbacks" in numbers:
                 user_callbacks.load_state_dict(numbers["callbacks"])
             if average is not None:

@@ -417,6 +417,7 @@ class Reporter(TrainerCallback):
             self._shown_at = now
             values = {self._keys["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
+        self.owner.run.objective.on_step_end(state.global_step)
         if self.owner.average is not None:
             self.owner.average.update(state.global_step)
         self.owner.user_callbacks.on_iteration_end(state.global_step)

@@ -46,6 +46,7 @@ CHANGES = {
 
 OFFLINE_CHANGES = {
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
+    "`args.reference_update_iterations`": CHANGES["`args.reference_update_iterations`"],
     "`train_evaluation.average`": CHANGES["`train_evaluation.average`"],
 }
 """The same for supervised and preference runs."""
