@@ -30,10 +30,10 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.ppo_iteration import RESULTS, machine
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
 from rl4lms_like.testing.models import make_word_tokenizer, save_model
 from rl4lms_like.tracking.base import SilentTracker

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from rl4lms_like.algorithms.sao import SAO
     from rl4lms_like.algorithms.trpo import TRPO
     from rl4lms_like.algorithms.vapo import VAPO
+    from rl4lms_like.callbacks import CALLBACKS
+    from rl4lms_like.callbacks.base import Callback, RunContext
     from rl4lms_like.config.load import load_config
     from rl4lms_like.core.episodes import EpisodeBatch
     from rl4lms_like.core.losses import policy_gradient
@@ -89,8 +91,10 @@ _MODULES = {
     "AnyReward": "rewards.base",
     "BaseMetric": "metrics.base",
     "BatchedRewardFunction": "rewards.base",
+    "CALLBACKS": "callbacks",
     "CISPO": "algorithms.policy_gradient",
     "CPGD": "algorithms.policy_gradient",
+    "Callback": "callbacks.base",
     "CausalLMActorCriticPolicy": "policies.base",
     "CombinedReward": "rewards.combine",
     "ConfigError": "system.errors",
@@ -141,6 +145,7 @@ _MODULES = {
     "RewardPart": "rewards.base",
     "RewardSentencesWithDates": "rewards.synthetic",
     "Run": "python_api.python_run",
+    "RunContext": "callbacks.base",
     "SAMPLERS": "data_pools",
     "SAO": "algorithms.sao",
     "Sample": "core.sample",
@@ -176,8 +181,10 @@ __all__ = [
     "AnyReward",
     "BaseMetric",
     "BatchedRewardFunction",
+    "CALLBACKS",
     "CISPO",
     "CPGD",
+    "Callback",
     "CausalLMActorCriticPolicy",
     "CombinedReward",
     "ConfigError",
@@ -228,6 +235,7 @@ __all__ = [
     "RewardPart",
     "RewardSentencesWithDates",
     "Run",
+    "RunContext",
     "SAMPLERS",
     "SAO",
     "Sample",

@@ -185,17 +185,18 @@ def components_to_evaluate(config: AnyConfig) -> Components:
     Raises:
         RL4LMsLikeError: as `build_components`.
     """
+    # An evaluation calls no callbacks; those that were built in Python could not be built again.
     if not reports_run_reward(config):
-        return build_components(config, with_reward=False)
+        return build_components(config, with_reward=False, with_callbacks=False)
     try:
-        return build_components(config)
+        return build_components(config, with_callbacks=False)
     except RL4LMsLikeError as error:
         is_selected = isinstance(config, RunConfig) and reads_run_reward(config)
         if config.train_evaluation.metrics or is_selected:
             raise
         # Not on standard output, which has the scores.
         print(f"the run's own reward is not reported: {error}", file=sys.stderr)
-        return build_components(config, with_reward=False)
+        return build_components(config, with_reward=False, with_callbacks=False)
 
 
 def _reward_layout(config: RunConfig, responder: Responder) -> TextLayout:

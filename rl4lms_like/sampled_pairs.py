@@ -142,7 +142,7 @@ def write_pairs(
     # A file that is continued on another day has prompts with the date of its start.
     if config.tokenizer.template_date is None:
         config = with_template_date(config, _date_of_start(out) or date.today().isoformat())
-    reward = build_components(config).reward_fn
+    reward = build_components(config, with_callbacks=False).reward_fn
 
     with deterministic_operations(config.deterministic):
         responder, samples = _responder_and_samples(config, split, reward)

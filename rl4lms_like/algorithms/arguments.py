@@ -14,7 +14,7 @@ from annotated_types import Gt, Interval
 
 from rl4lms_like.core.kl_estimators import Placement
 from rl4lms_like.system.errors import ConfigIssue
-from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Seed, Whole
+from rl4lms_like.system.numbers import AboveZero, Count, Fraction, NonNegative, Positive, Seed, Whole
 from rl4lms_like.system.schema import Block
 
 Correction = Literal["none", "tis", "icepop", "sequence_mask"]
@@ -72,6 +72,9 @@ class OnPolicyArguments(Block):
         vf_coef: weight of the value loss.
         max_grad_norm: maximum norm of the gradient. Actor and critic are clipped separately, with `critic: shared`
             together. null does not clip.
+        reference_update_iterations: number of iterations between two updates of the reference model of the KL penalty
+            with the policy's weights; null never updates it.
+        reference_mixing: weight of the policy in these updates, where the old reference has the rest.
         non_finite: what to do if loss or gradient are NaN or infinite: `stop` ends the run; `skip` skips this optimizer
             step, and ends the run if all steps of an update were skipped. In both cases the weights do not change.
         micro_batch_size: maximum number of tokens per forward pass, of prompts and responses, with their padding (at
@@ -137,6 +140,8 @@ class OnPolicyArguments(Block):
     vf_coef: NonNegative = 0.5
     max_grad_norm: Positive | None = 0.5
     non_finite: Literal["stop", "skip"] = "stop"
+    reference_update_iterations: Count | None = None
+    reference_mixing: AboveZero = 1.0
     micro_batch_size: Count | None = None
     seed: Seed | None = None
     device: str | None = None
@@ -147,6 +152,8 @@ class OnPolicyArguments(Block):
     create_eval_env: bool = False
 
     def issues(self) -> Iterator[ConfigIssue]:
+        if "reference_mixing" in self.given and self.reference_update_iterations is None:
+            yield ConfigIssue("reference_mixing", "has no effect without reference_update_iterations")
         for in_episodes, in_tokens in self.IN_EPISODES.items():
             if getattr(self, in_episodes) is None:
                 continue

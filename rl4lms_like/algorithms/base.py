@@ -246,6 +246,13 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """Return the algorithm's defaults for policy arguments; those in `policy_kwargs` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
+    def _setup_model(self) -> None:
+        super()._setup_model()
+
+        # A reference that moves must be in the checkpoints; one that does not is loaded again.
+        if self.arguments.reference_update_iterations is not None:
+            self.policy.allow_reference_updates()
+
     @abstractmethod
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
@@ -327,6 +334,19 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.logger.record("train/epochs", progress.epoch)
         self.logger.record("train/optimizer_steps", len(progress.steps))
         self._log_update(progress.steps[0].get("ratio_gap"), time.perf_counter() - start)
+        self._update_reference()
+
+    def _update_reference(self) -> None:
+        """Update the reference model of the KL penalty after an update of the policy, if an interval is complete."""
+        interval = self.arguments.reference_update_iterations
+        if interval is None:
+            return
+
+        # After the policy's last step: the reference becomes, or moves towards, what this iteration has learned.
+        if self.n_iterations % interval == 0:
+            self.weights_change()  # as in a step, the run cannot be resumed while only some weights have moved
+            self.policy.update_reference(self.arguments.reference_mixing)
+        self.logger.record("train/reference_updates", self.n_iterations // interval)
 
     def skip_minibatch(self, minibatch: Minibatch) -> Logged | None:
         """Return the logged scalars of a minibatch that has nothing to learn from; None if a step is taken on it."""

@@ -12,19 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Gt, Interval
+from annotated_types import Gt
 
 from rl4lms_like.algorithms.arguments import CorrectedArguments
 from rl4lms_like.algorithms.preference_arguments import Swapped
 from rl4lms_like.core.kl_estimators import Placement
 from rl4lms_like.system.errors import ConfigIssue
-from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
+from rl4lms_like.system.numbers import AboveZero, Count, Fraction, NonNegative, Positive
 
 Baseline = Literal["mean", "leave_one_out", "length_weighted", "none"]
 Scale = Literal["group", "batch", "mean", "whiten", "none"]
 RatioLevel = Literal["token", "sequence"]
 Surrogate = Literal["clip", "geometric", "cispo", "cpgd"]
-AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Aggregation = Literal["token_mean", "seq_mean_token_mean", "seq_mean_token_sum_norm"]
 EPS = 1e-4
 """Added to standard deviations of rewards."""
@@ -69,9 +68,6 @@ class CriticFreeArguments(CorrectedArguments):
             to 1; null has no penalty. Groups are left out by their rewards without it.
         first_token_temperature: temperature of the first token of a response, for more different responses (FIRE
             sampling, arXiv 2410.21236, uses 10); default: that of `generation_kwargs`.
-        reference_update_iterations: number of iterations between two updates of the reference model of the KL penalty
-            with the policy's weights; null never updates it.
-        reference_mixing: weight of the policy in these updates, where the old reference has the rest.
         target_kl: stop the update when the approximate KL to the rollout's policy exceeds 1.5 times this value; null
             never stops it. This is not `alg.kl_div.target_kl`, the target of the KL controller.
         length_sorted_minibatches: pack episodes of similar length together: less padding, but minibatches that differ
@@ -104,8 +100,6 @@ class CriticFreeArguments(CorrectedArguments):
     dynamic_sampling: Count | None = None
     overlong_buffer: AboveZero | None = None
     first_token_temperature: Positive | None = None
-    reference_update_iterations: Count | None = None
-    reference_mixing: AboveZero = 1.0
     target_kl: Positive | None = None
     length_sorted_minibatches: bool = False
 
@@ -194,8 +188,6 @@ class CriticFreeArguments(CorrectedArguments):
         if self.reference_update_iterations is not None and self.needs_teacher:
             message = "would change the teacher, which stays as it is; remove it"
             yield ConfigIssue("reference_update_iterations", message)
-        if "reference_mixing" in self.given and self.reference_update_iterations is None:
-            yield ConfigIssue("reference_mixing", "has no effect without reference_update_iterations")
         yield from super().issues()
 
     def _advantage_issues(self) -> Iterator[ConfigIssue]:

@@ -40,30 +40,6 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         self.target_kl = self.arguments.target_kl
         self.loss_aggregation = self.arguments.loss_aggregation
 
-    def _setup_model(self) -> None:
-        super()._setup_model()
-
-        # A reference that moves must be in the checkpoints; one that does not is loaded again.
-        if self.arguments.reference_update_iterations is not None:
-            self.policy.allow_reference_updates()
-
-    def train(self) -> None:
-        """Run an update, then update the reference model if an interval is complete."""
-        super().train()
-        interval = self.arguments.reference_update_iterations
-        if interval is None:
-            return
-
-        # After the policy's last step: the reference becomes, or moves towards, what this iteration has learned.
-        if self.n_iterations % interval == 0:
-            self.weights_change()  # as in a step, the run cannot be resumed while only some weights have moved
-            self.policy.update_reference(self.arguments.reference_mixing)
-        self.logger.record("train/reference_updates", self.n_iterations // interval)
-
-    def training_state(self) -> dict[str, Any]:
-        """Return the state of every algorithm, and the number of completed updates."""
-        return {**super().training_state(), "n_iterations": self.n_iterations}
-
     # --- from the reward to the advantage ---------------------------------------------------------------------------
     #
     # The rollout has the reward of each token already (`rollouts.rollout.token_rewards`): that of the task, scaled if

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Lt
 
 from rl4lms_like.system.errors import ConfigIssue
-from rl4lms_like.system.numbers import Count, NonNegative, Positive
+from rl4lms_like.system.numbers import AboveZero, Count, NonNegative, Positive
 from rl4lms_like.system.schema import Block
 
 LOSS = "preference/loss"
@@ -102,15 +102,29 @@ class ReferenceArguments(ResponseArguments):
         beta: weight of the log-ratio in the reward that it implies; a larger one keeps the model closer to the
             reference.
         reference_model: model of this hub id or local folder; default: the initial model.
+        reference_update_iterations: number of optimizer steps between two updates of the reference with the model's
+            weights (TR-DPO, arXiv 2404.09656). The reference then stays in memory and reads every batch; null never
+            updates it.
+        reference_mixing: weight of the model in these updates, where the old reference has the rest.
     """
 
     needs_reference: ClassVar[bool] = True
 
     beta: Positive = 0.1
     reference_model: str | None = None
+    reference_update_iterations: Count | None = None
+    reference_mixing: AboveZero = 1.0
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        # Compared with the default: an objective checks its arguments again, with all values.
+        if self.reference_mixing != 1 and self.reference_update_iterations is None:
+            yield ConfigIssue("reference_mixing", "has no effect without reference_update_iterations")
 
     def _log_ratio(self, kind: str = "sum") -> str:
         reference = "the initial model" if self.reference_model is None else self.reference_model
+        if self.reference_update_iterations is not None:
+            reference += f", every {self.reference_update_iterations} steps mixed with {self.reference_mixing:g} pi"
         return f"l = {kind} over a response's tokens of log pi - log pi_ref; reference: {reference}"
 
 

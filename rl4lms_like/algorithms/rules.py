@@ -110,8 +110,7 @@ def reference_or_teacher(alg: Algorithm, policy: PolicyArguments) -> Issues:
     """Check that an algorithm has a teacher if and only if it learns from one, and then no other reference."""
     # A reference that follows the policy needs weights of its own.
     arguments = alg.arguments
-    updates_reference = isinstance(arguments, CriticFreeArguments) and arguments.reference_update_iterations is not None
-    if updates_reference and policy.peft is not None:
+    if arguments.reference_update_iterations is not None and policy.peft is not None:
         message = "cannot be used with peft, whose reference is the base model of the adapters"
         yield ConfigIssue("args.reference_update_iterations", message)
 
@@ -166,7 +165,7 @@ def kl_that_is_needed(alg: Algorithm, kl_div: KLConfig) -> Issues:
     if arguments.needs_reference or learns_from_kl_alone:
         message = f"0 leaves {alg.id} without the KL that it needs: use {arguments.kl_coeff:g}"
         yield ConfigIssue("kl_div.coeff", message)
-    if isinstance(arguments, CriticFreeArguments) and arguments.reference_update_iterations is not None:
+    if arguments.reference_update_iterations is not None:
         message = "0 loads no reference model, which reference_update_iterations updates"
         yield ConfigIssue("kl_div.coeff", message)
 

@@ -116,6 +116,7 @@ class TRPO(OnPolicyTextAlgorithm):
                 self.logger.record(f"trpo/{name}", float(step[name]))
         ratio_gap = policy_steps[0]["ratio_gap"] if policy_steps else None
         self._log_update(ratio_gap, time.perf_counter() - start)
+        self._update_reference()
 
     def _policy_step(self, rollout: Minibatch) -> dict[str, Tensor]:
         """Take a trust-region step and return its logged scalars."""

@@ -7,7 +7,7 @@ import argparse
 SUMMARY = "list components, one line per id"
 
 KINDS = (
-    *("data_pools", "samplers", "rewards", "metrics", "post_processors"),
+    *("data_pools", "samplers", "rewards", "metrics", "callbacks", "post_processors"),
     *("policies", "engines", "algorithms", "objectives"),
 )
 

@@ -33,6 +33,7 @@ from annotated_types import MinLen
 from pydantic import PlainValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
+from rl4lms_like.callbacks import CALLBACKS
 from rl4lms_like.config.functions import part_config, reward_config
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.engines import ENGINES
@@ -66,6 +67,7 @@ REGISTRIES: dict[str, Registry] = {
     "samplers": SAMPLERS,
     "rewards": REWARDS,
     "metrics": METRICS,
+    "callbacks": CALLBACKS,
     "post_processors": POST_PROCESSORS,
     "policies": POLICIES,
     "engines": ENGINES,
@@ -432,6 +434,8 @@ def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], R
             yield path, block, registry
     for index, metric in enumerate(at(blocks, "train_evaluation.metrics") or ()):
         yield f"train_evaluation.metrics.{index}", metric, METRICS
+    for index, callback in enumerate(at(blocks, "train_evaluation.callbacks") or ()):
+        yield f"train_evaluation.callbacks.{index}", callback, CALLBACKS
 
 
 def with_defaults(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -508,7 +512,7 @@ def _can_be_written(value: Any) -> bool:
 
 
 def build_component(registry: Registry, config: ComponentConfig) -> Any:
-    """Build a reward or metric of a config.
+    """Build a reward, metric or callback of a config.
 
     Raises:
         ComponentError: it could not be built; the message names it, and for an inner component its config path.
@@ -545,7 +549,7 @@ def _build_one(registry: Registry, id: str, checked: Mapping[str, Any], args: di
         raise ComponentError(f"{what} could not be built: {raised(error)}") from error
 
     # A class that has another role fails now, with its name, instead of in the first iteration.
-    method = "__call__" if registry is REWARDS else "compute"
+    method = {"reward": "__call__", "metric": "compute", "callback": "on_iteration_end"}[registry.kind]
     if not callable(getattr(component, method, None)):
         text = f"it is a {type(component).__name__}, which has no method {method!r}"
         raise ComponentError(f"{what} is not a {registry.kind}: {text}")

@@ -4,9 +4,10 @@
     reward_fn: [score, (brevity, 0.5)]            {id: combine, args: {rewards: [...]}}
     reward_fn: {id: my_rewards:score}             {id: python, args: {function: my_rewards:score}}
     metrics: [score]                              [{id: python, args: {function: score}}]
+    callbacks: [MyCallback]                       [{id: object, args: {object: MyCallback()}}]
 
 The blocks on the right are what is checked and written to `config.json`. Objects that were built in Python become
-blocks with the id `object`.
+blocks with the id `object`; a class of a callback is called without arguments.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards import REWARDS
@@ -50,8 +52,18 @@ def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[
                 metric_blocks.append(metric_config(metric, imports=imports))
             except ValueError as error:
                 issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", str(error)))
-        blocks["train_evaluation"] = {**evaluation, "metrics": metric_blocks}
+        blocks["train_evaluation"] = evaluation = {**evaluation, "metrics": metric_blocks}
+    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("callbacks"), list | tuple):
+        callback_blocks = [callback_config(callback) for callback in evaluation["callbacks"]]
+        blocks["train_evaluation"] = {**evaluation, "callbacks": callback_blocks}
     return blocks, issues
+
+
+def callback_config(value: Any) -> Any:
+    """Return the block of a callback that was given in Python as an object or a class; others as they are."""
+    if inspect.isclass(value) and issubclass(value, Callback):
+        value = value()
+    return {"id": "object", "args": {"object": NamedFunction(value)}} if isinstance(value, Callback) else value
 
 
 def reward_config(value: Any, *, imports: bool = True) -> Any:

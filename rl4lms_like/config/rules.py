@@ -323,6 +323,12 @@ def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArgu
                 yield ConfigIssue(f"alg.policy.args.{key}", text)
 
 
+def average_with_split_weights(distributed: DistributedConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
+    """Check that weights are averaged in processes that have all of them."""
+    if distributed.strategy == "fsdp" and train_evaluation.average is not None:
+        yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
+
+
 def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metrics which must not fall are reported."""
     for index, held_out in enumerate(doctor.held_out):
@@ -406,6 +412,7 @@ ON_POLICY: tuple[Rule, ...] = (
     whole_episodes_ahead,
     algorithm_with_split_weights,
     policy_with_split_weights,
+    average_with_split_weights,
     held_out_metrics,
 )
 OFFLINE: tuple[Rule, ...] = (model_of_texts, prompts_and_responses, no_split_weights, metrics_of_texts)

@@ -19,11 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
+from annotated_types import Interval
 from pydantic import AfterValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.rules import Algorithm
+from rl4lms_like.callbacks import CALLBACKS
 from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_processing
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.data_pools.splits import SPLITS
@@ -135,6 +137,41 @@ class MetricConfig(ComponentConfig):
         if self.id not in METRICS:
             return []
         return [named_key(key, self.name) if self.name else key for key in METRICS.entry(self.id).keys]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackConfig(ComponentConfig):
+    """Callback given by id."""
+
+    registry = CALLBACKS
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(Block):
+    """The `train_evaluation.average` block: averages the trained weights during the run.
+
+    Args:
+        decay: weight of the old average in an update. null: new weights have the weight (lag + t)^-ema_power after t
+            iterations (supervised and preference runs: optimizer steps).
+        every: number of iterations (supervised and preference runs: optimizer steps) between two updates.
+        ema_power: with `decay: null`: exponent of the weight of new weights.
+        bias_power: exponent of BEMA's correction (arXiv 2508.00180 uses 0.2): (lag + t)^-bias_power times the change of
+            the weights since the start is added to the average. null adds none.
+        lag: with `decay: null` or `bias_power`: added to the number of iterations.
+    """
+
+    decay: Annotated[float, Interval(gt=0, lt=1)] | None = 0.99
+    every: Count = 1
+    ema_power: Positive = 0.5
+    bias_power: Positive | None = None
+    lag: Positive = 10.0
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        # Compared with the defaults: the config in a run's folder has all keys.
+        if self.decay is not None and self.ema_power != AverageConfig.ema_power:
+            yield ConfigIssue("ema_power", "has no effect with decay; remove it, or set decay: null")
+        if self.decay is not None and self.bias_power is None and self.lag != AverageConfig.lag:
+            yield ConfigIssue("lag", "has no effect without decay: null or bias_power; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,6 +434,8 @@ class TrainEvaluationConfig(Block):
             Training ends at the latest with the last of them.
         accept_edited_rollouts: with `replay`: train also on rollouts that were edited after a run wrote them, for
             instance with other rewards. If false, they are an error.
+        callbacks: list of callbacks of your own: `id`, an import path, and `args`.
+        average: average of the trained weights, saved in `average/` and evaluated after the training. null has none.
     """
 
     eval_batch_size: Count
@@ -414,8 +453,14 @@ class TrainEvaluationConfig(Block):
     save_rollouts: bool = False
     replay: str | None = None
     accept_edited_rollouts: bool = False
+    callbacks: list[CallbackConfig] = field(default_factory=list)
+    average: AverageConfig | None = None
 
     def issues(self) -> Iterator[ConfigIssue]:
+        yield from average_issues(self.average)
+        if self.average is not None and self.average.every > self.n_iters > 0:
+            text = f"{self.average.every} iterations are more than the run has (n_iters: {self.n_iters})"
+            yield ConfigIssue("average.every", text)
         if self.accept_edited_rollouts and self.replay is None:
             yield ConfigIssue("", "accept_edited_rollouts has no effect without replay; remove it")
         if self.keep_last is not None and not self.save_model:
@@ -646,6 +691,10 @@ class PreferenceAlgConfig(ComponentConfig, _OfflineAlgConfig):
         if self.args.get("dropout") == "adapters" and not (self.peft or {}).get("lora_dropout"):
             yield ConfigIssue("args.dropout", "'adapters' has no effect without alg.peft.lora_dropout above 0")
 
+        if self.args.get("reference_update_iterations") is not None and self.peft is not None:
+            text = "cannot be used with peft, whose reference is the base model of the adapters"
+            yield ConfigIssue("args.reference_update_iterations", text)
+
         # Of supervised runs, with a loss of tokens.
         if self.training_args.get("label_smoothing_factor"):
             text = "smooths labels of tokens, and this objective has none; dpo has alg.args.label_smoothing"
@@ -684,6 +733,8 @@ class SupervisedEvaluationConfig(Block):
             of the preferences; there can be no metrics.
         save_model: save the final model. If false, checkpoints are written only if `training_args` sets
             `save_strategy`.
+        callbacks: list of callbacks of your own: `id`, an import path, and `args`.
+        average: average of the trained weights, saved in `average/` and evaluated after the training. null has none.
     """
 
     eval_batch_size: Count
@@ -691,8 +742,11 @@ class SupervisedEvaluationConfig(Block):
     max_eval_samples: Count | None = None
     generate: bool = True
     save_model: bool = True
+    callbacks: list[CallbackConfig] = field(default_factory=list)
+    average: AverageConfig | None = None
 
     def issues(self) -> Iterator[ConfigIssue]:
+        yield from average_issues(self.average)
         if self.metrics and not self.generate:
             yield ConfigIssue("", "metrics need generate: true, since they score generated texts")
 
@@ -733,6 +787,12 @@ class PreferenceConfig(_AnyRunConfig):
 
 OfflineConfig: TypeAlias = SupervisedConfig | PreferenceConfig
 AnyConfig: TypeAlias = RunConfig | OfflineConfig
+
+
+def average_issues(average: AverageConfig | None) -> Iterator[ConfigIssue]:
+    """Yield the errors of a `train_evaluation.average` block, with paths relative to the block around it."""
+    if average is not None:
+        yield from (issue.below("average") for issue in average.issues())
 
 
 def where_from(name: str) -> str:

@@ -1,6 +1,6 @@
 """Estimate the peak memory of a run, by part, before any weight is loaded; advise when memory runs out.
 
-    always         weights of policy, critic, reference and mask model; optimizer state; masks
+    always         weights of policy, critic, reference and mask model, their average; optimizer state; masks
     update         + activations of one forward pass + logits + the gradients that exist at the same time
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
 
@@ -15,6 +15,7 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
+    average        4 per trained parameter, with `bias_power` 12 (`train_evaluation.average`)
     TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
                    the trained parameters; no optimizer state for the policy
     masks          1 bit for each token of a rollout and each token of the vocabulary, once in parts and once joined
@@ -228,6 +229,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         "critic weights": int(bytes_per_weight * critic.n_weights),
         f"{role} weights": int(bytes_per_weight * n_reference),
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
+        "averaged weights": FLOAT * _n_averages(config) * policy.trained,
     }
 
     def of_responses(*, shortest: bool) -> MemoryEstimate:
@@ -329,6 +331,7 @@ def estimate_supervised_memory(
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
         "model weights": FLOAT * model.parameters,
+        "averaged weights": FLOAT * _n_averages(config) * model.trained,
         "optimizer state": 2 * FLOAT * model.trained,
         "gradients": FLOAT * model.trained,
         "activations": model.activations(plan),
@@ -406,6 +409,14 @@ def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_refe
     if has_reference:
         n += policy.outside_blocks
     return n
+
+
+def _n_averages(config: RunConfig | SupervisedConfig) -> int:
+    """Return how many copies of the trained weights their average needs."""
+    average = config.train_evaluation.average
+    if average is None:
+        return 0
+    return 1 if average.bias_power is None else 3
 
 
 def _reference(policy: NetworkShapes) -> int:

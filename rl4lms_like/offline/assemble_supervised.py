@@ -15,6 +15,7 @@ from stable_baselines3.common.utils import set_random_seed
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import OBJECTIVES
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
 from rl4lms_like.config.settings import check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
@@ -75,6 +76,7 @@ class SupervisedRun:
     dropout_rates: Mapping[str, float] = field(default_factory=dict)  # saved in the model's config
     head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
     ranks: Ranks = field(default_factory=Ranks)  # processes that train together
+    callbacks: list[Callback] = field(default_factory=list)  # of the user, in the order of the config
 
 
 def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) -> SupervisedRun:
@@ -162,6 +164,7 @@ class Prepared(NamedTuple):
             dropout_rates=dropout_rates or {},
             head=tuple(head),
             ranks=ranks,
+            callbacks=self.components.callbacks,
         )
 
 

@@ -123,6 +123,13 @@ class TrainingObjective(ABC):
     def end_step(self) -> None:  # noqa: B027  (optional)
         """Share what was computed since `begin_step` with the other processes."""
 
+    def on_step_end(self, step: int) -> None:  # noqa: B027  (optional)
+        """Called after optimizer step number `step`, from 1, in every process."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that change during the run, by name, for checkpoints. They are not copied."""
+        return {}
+
     def averages(self) -> dict[str, float]:
         """Return the means of what was computed since the last call, by key."""
         return {}

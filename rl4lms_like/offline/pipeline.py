@@ -237,7 +237,7 @@ def _keys_left_out(pipeline: Pipeline) -> set[str]:
 def _conflicts(pipeline: Pipeline) -> Iterator[ConfigIssue]:
     """Yield the errors in the combination of keys, and in values that a preference run cannot have."""
     yield from _model_conflicts(pipeline.models)
-    yield from _objective_conflicts(pipeline.post_training)
+    yield from _objective_conflicts(pipeline.post_training, has_adapters=pipeline.lora is not None)
 
     finetuning = pipeline.finetuning
     if finetuning.load_best_model_at_end and not pipeline.dataset.validation_split:
@@ -263,15 +263,19 @@ def _model_conflicts(models: Sequence[ModelBlock]) -> Iterator[ConfigIssue]:
             yield ConfigIssue(f"models.{index}.trust_remote_code", text)
 
 
-def _objective_conflicts(post: PostTrainingBlock) -> Iterator[ConfigIssue]:
+def _objective_conflicts(post: PostTrainingBlock, *, has_adapters: bool) -> Iterator[ConfigIssue]:
     if post.loss_type not in post.losses:
         text = f"{post.loss_type!r} contradicts method: {post.method}, which has {' or '.join(post.losses)}"
         yield ConfigIssue("post_training.loss_type", text)
     elif post.label_smoothing and post.objective != "dpo":
         yield ConfigIssue("post_training.label_smoothing", f"{post.objective} has none: set it to 0")
     if post.needs_reference and not post.use_ref_model:
-        text = f"{post.objective} compares with a reference model: set it to true, or use method: orpo"
-        yield ConfigIssue("post_training.use_ref_model", text)
+        # With adapters, false means that the reference is the model without them, as it is here in any case.
+        if not has_adapters:
+            text = f"{post.objective} compares with a reference model: set it to true, or use lora or method: orpo"
+            yield ConfigIssue("post_training.use_ref_model", text)
+        elif post.ref_model_id is not None:
+            yield ConfigIssue("post_training.ref_model_id", "contradicts use_ref_model: false; remove one of them")
     if post.ref_model_id is not None and not post.needs_reference:
         yield ConfigIssue("post_training.ref_model_id", f"{post.objective} has no reference model; remove it")
 
@@ -282,6 +286,11 @@ def _notices(pipeline: Pipeline, mapping: Mapping[str, Any], source: str) -> Ite
     for path, reason in _ignored_keys(pipeline).items():
         if at(mapping, path) is not None:
             yield Notice(path, f"ignored: {reason}")
+
+    post = pipeline.post_training
+    if post.needs_reference and not post.use_ref_model and pipeline.lora is not None:
+        text = "the reference is the base model of the adapters, which needs no further model in memory"
+        yield Notice("post_training.use_ref_model", text)
 
     training = pipeline.training
     prompt_limit, response_limit = training.limits

@@ -82,7 +82,8 @@ class PostTrainingBlock:
         loss_type: with the method `dpo`: its loss, or another objective. `kto_pair` is `kto` on pairs.
         beta: weight of the log-ratio in the rewards; for `orpo`, of the odds ratio.
         label_smoothing: for `dpo`: probability that the labels of a pair are swapped.
-        use_ref_model: false is only possible for `orpo`, which has no reference model.
+        use_ref_model: false is only possible for `orpo`, which has no reference model, and with `lora`, where the
+            reference is the base model of the adapters.
         ref_model_id: hub id or local folder of the reference model; default: the initial model.
     """
 

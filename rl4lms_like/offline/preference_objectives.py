@@ -1,7 +1,8 @@
 """Objectives of preference training: scores of the two responses of each row, and the loss of each pair.
 
     rows ─ collate ─> prompts [n], responses [2 n] ─ scores [n, 2] ─ terms ─> loss [n], logged numbers
-                                                        └─ ref_log_prob [n, 2], computed before training
+                                                        └─ ref_log_prob [n, 2], computed before training, or
+                                                           before the step if the reference follows the model
 
 The responses of a batch are the first ones of all rows, then the second ones. The prompt of a row is computed once for
 both (`EpisodeBatch.prompt_rows`), if this is exact for the model. A loss is a mean over the rows of the whole optimizer
@@ -10,6 +11,7 @@ step, so that micro-batches do not change it.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -46,7 +48,7 @@ from rl4lms_like.offline.preference_alerts import History
 from rl4lms_like.policies.routing import BalancingLoss, Routing
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.disk import saving
-from rl4lms_like.system.errors import CheckpointError
+from rl4lms_like.system.errors import CheckpointError, ModelError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.system.schema import checked_block
@@ -387,7 +389,8 @@ class ResponseObjective(PreferenceObjective):
 class ReferenceObjective(ResponseObjective):
     """Base class of the objectives that compare log-probs with those of a reference model.
 
-    The reference is read once, before training; its log-probs are stored in the run folder.
+    A fixed reference is read once, before training; its log-probs are stored in the run folder. One that follows the
+    model (`reference_update_iterations`) stays in memory and reads each batch before its optimizer step.
     """
 
     arguments: arguments.ReferenceArguments
@@ -395,6 +398,10 @@ class ReferenceObjective(ResponseObjective):
     """Scores episodes with the reference; None: with the trained model, before it is trained."""
 
     def prepare(self, folder: Path, examples: Mapping[str, Pairs]) -> None:
+        if self._follows_model:
+            self._keep_reference()
+            return
+
         # Evaluation mode: the reference has no dropout.
         reader = self.reference or self.reader
         reader.model.eval()
@@ -418,6 +425,64 @@ class ReferenceObjective(ResponseObjective):
                 row["ref_log_prob"] = of_row
         # Its memory is needed for training.
         self.reference = None
+
+    # --- a reference that follows the model -------------------------------------------------------------------------
+
+    @property
+    def _follows_model(self) -> bool:
+        return self.arguments.reference_update_iterations is not None
+
+    def _keep_reference(self) -> None:
+        """Keep the reference in memory: a copy of the initial model, or the given one.
+
+        Raises:
+            ModelError: the reference has weights of other shapes than the model.
+        """
+        if self.reference is None:
+            self.reference = copy.deepcopy(self.reader)
+        self.reference.model.requires_grad_(False).eval()
+        shapes = [weight.shape for weight in self.reader.model.parameters()]
+        if [weight.shape for weight in self.reference.model.parameters()] != shapes:
+            raise ModelError("the reference model cannot be updated: its weights have other shapes than the model's")
+
+    def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
+        if self._follows_model:
+            for batch in batches:
+                assert isinstance(batch, dict)
+                batch["ref_log_prob"] = self._read_own_rows(batch)
+        return super().begin_step(batches, n_items)
+
+    @torch.no_grad()
+    def _read_own_rows(self, batch: Batch) -> Tensor:
+        """Compute the reference's log-probs `[n, 2]` of a batch; 0 in the rows of other processes."""
+        assert self.reference is not None
+        n = self.n_rows(batch)
+        log_probs = torch.zeros(n, 2)
+        own_rows = self.ranks.share([1] * n)
+        if len(own_rows):
+            with self.autocast(), blame_memory_errors_on("scoring"):
+                of_responses = self.log_probs(self.reference, self.episodes(self.own_rows(batch)))
+            log_probs[own_rows.start : own_rows.stop] = in_columns(of_responses).float().cpu()
+        return log_probs
+
+    @torch.no_grad()
+    def on_step_end(self, step: int) -> None:
+        interval = self.arguments.reference_update_iterations
+        if interval is None or step % interval:
+            return
+        # reference <- mixing * model + (1 - mixing) * reference
+        assert self.reference is not None
+        weights = zip(self.reference.model.parameters(), self.reader.model.parameters(), strict=True)
+        for of_reference, of_model in weights:
+            of_reference.lerp_(of_model, self.arguments.reference_mixing)
+
+    def tensors(self) -> dict[str, Tensor]:
+        if not self._follows_model:
+            return {}
+        assert self.reference is not None
+        return {f"reference.{name}": weight.data for name, weight in self.reference.model.named_parameters()}
+
+    # --- a fixed reference ------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def _read_all(self, reader: EpisodeReader, rows: Sequence[Row]) -> Tensor:
@@ -501,6 +566,8 @@ class KTO(ReferenceObjective):
 
     @torch.no_grad()
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
+        n_rows = super().begin_step(batches, n_items)
+
         # z0 = max(0, mean of log pi(y'|x) - log pi_ref(y'|x)), y' a response to another prompt, with the weights before
         # the step. A constant: no gradient flows through it, and dropout must not change it.
         set_mode(self.reader.model, False)
@@ -519,7 +586,7 @@ class KTO(ReferenceObjective):
             of_all_ranks += of_rank
         if of_all_ranks:
             self.z0 = kto_reference_point(torch.cat(of_all_ranks))
-        return super().begin_step(batches, n_items)
+        return n_rows
 
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         # weight (1 - sigmoid(beta (l - z0))) for good responses, weight (1 - sigmoid(beta (z0 - l))) for bad ones

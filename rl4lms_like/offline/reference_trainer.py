@@ -12,7 +12,7 @@ checkpoint-<step>/
     training_state.*     trained weights, optimizer, schedule, sums of the loss, random states
     trainer_state.json   the Trainer's own state: steps, best score so far, callbacks; without times
 
-before the Trainer       weights, states of metrics
+before the Trainer       weights, states of metrics and of users' callbacks
 on_train_begin           optimizer, scheduler, scaler, sums of the loss, best checkpoint, callbacks such as early
                          stopping; the run's files are truncated
 first on_epoch_begin     random state at the start of the epoch, for the order of its examples
@@ -51,10 +51,12 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.schema import at
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.averages import WeightAverage
 from rl4lms_like.training.resuming import checkpoints, states
 from rl4lms_like.training.resuming.checkpoints import STEP, TrainingState
 from rl4lms_like.training.resuming.resume import remove_later
 from rl4lms_like.training.saved_model import HEAD
+from rl4lms_like.training.user_callbacks import UserCallbacks
 
 TRAINER_STATE = "trainer_state.json"
 PICKLES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*")
@@ -70,6 +72,8 @@ class ReferenceTrainer(Trainer):
         evaluate_val: evaluates on `val`; returns the scores by key.
         save_model_to: writes the model of a checkpoint to a folder.
         frozen: digests of what training does not change.
+        user_callbacks: their states are part of checkpoints.
+        average: of the trained weights, is part of checkpoints, too.
         resume_state: state to resume from; None for a new run.
         arguments: of transformers' Trainer.
 
@@ -94,6 +98,8 @@ class ReferenceTrainer(Trainer):
         evaluate_val: Callable[[], Mapping[str, Any]],
         save_model_to: Callable[[Path], Any],
         frozen: Mapping[str, str],
+        user_callbacks: UserCallbacks,
+        average: WeightAverage | None,
         resume_state: ResumeState | None,
         **arguments: Any,
     ) -> None:
@@ -107,6 +113,8 @@ class ReferenceTrainer(Trainer):
         self.evaluate_val = evaluate_val
         self.save_model_to = save_model_to
         self.frozen = frozen
+        self.user_callbacks = user_callbacks
+        self.average = average
         self.resume_state = resume_state
         self.objective: TrainingObjective = run.objective
         self.ranks = run.ranks
@@ -251,10 +259,12 @@ class ReferenceTrainer(Trainer):
         self.write_checkpoint(STEP)
         self.remove_older()
 
-    def write_checkpoint(self, name: str) -> None:
+    def write_checkpoint(self, name: str, *, before_step: bool = False) -> None:
         """Write a checkpoint of the model and, unless `save_only_model` is set, of the training state.
 
-        `name` is the template of the folder's name.
+        Args:
+            name: template of the folder's name.
+            before_step: the next step is about to begin; see `_training_state`.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
@@ -271,8 +281,7 @@ class ReferenceTrainer(Trainer):
             if self.args.save_only_model:
                 checkpoints.write_folder(base / name.format(step), save)
                 return
-            # An interrupted run stops in `on_step_begin`, and all other checkpoints are written after a step.
-            state = self._training_state(before_step=name == checkpoints.INTERRUPTED)
+            state = self._training_state(before_step=before_step)
             checkpoints.write_checkpoint(base, step, state, save, name=name)
 
         with saving(f"a checkpoint in {base}"):
@@ -294,6 +303,7 @@ class ReferenceTrainer(Trainer):
         generators, random_numbers = self.epoch_began if is_order_drawn else states.random_state()
 
         tensors = {f"model.{name}": tensor for name, tensor in trained(self.run.model).items()}
+        tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.tensors().items()}
         tensors |= moments
         tensors |= generators
         tensors |= {f"epoch_began.{name}": tensor for name, tensor in epoch_generators.items()}
@@ -323,6 +333,11 @@ class ReferenceTrainer(Trainer):
             "config": to_json(self.tracker.run_config),
             "files": self.tracker.file_sizes(),
         }
+        if self.user_callbacks.callbacks:
+            numbers["callbacks"] = self.user_callbacks.state_dict()
+        if self.average is not None:
+            numbers["average"] = self.average.state_dict()
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
         return TrainingState(numbers, tensors)
 
     def _save_trainer_state(self, folder: Path) -> None:
@@ -495,19 +510,29 @@ def trained(model: Any) -> dict[str, Tensor]:
 
 
 class ResumeState:
-    """Checkpoint from which a run resumes. Weights and metrics are restored here, the rest by the Trainer.
+    """Checkpoint from which a run resumes. Weights, metrics and callbacks are restored here, the rest by the Trainer.
 
     Args:
         folder: the checkpoint.
         run: gets its weights and the states of its metrics.
         best_folder: has the run's checkpoints, one of which may be the best so far.
         frozen: digests of what training does not change; they must be those of the checkpoint.
+        user_callbacks: get their states.
+        average: gets its state, too.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or belongs to another run.
     """
 
-    def __init__(self, folder: Path, run: SupervisedRun, best_folder: Path, frozen: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: SupervisedRun,
+        best_folder: Path,
+        frozen: Mapping[str, str],
+        user_callbacks: UserCallbacks,
+        average: WeightAverage | None,
+    ) -> None:
         self.folder = folder
         self.state = checkpoints.read_checkpoint(folder)
         numbers = self.state.numbers
@@ -518,6 +543,12 @@ class ResumeState:
             states.load_weights(trained(run.model), self.state.part("model."))
             for metric, metric_state in zip(run.metrics, numbers["metrics"], strict=True):
                 load_state(metric, metric_state)
+            states.load_weights(run.objective.tensors(), self.state.part("objective."))
+            if "callbacks" in numbers:
+                user_callbacks.load_state_dict(numbers["callbacks"])
+            if average is not None:
+                average.load_state_dict(numbers["average"])
+                states.load_weights(average.tensors(), self.state.part("average."))
 
             progress = numbers["trainer"]
             self.step = self.trainer_state.global_step

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
+from rl4lms_like.callbacks.base import RunContext
 from rl4lms_like.config.rules import SUPERVISED, unknown_metric
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -41,11 +42,14 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.alert import report_alert
+from rl4lms_like.training.averages import FOLDER as AVERAGE
+from rl4lms_like.training.averages import SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
 from rl4lms_like.training.resuming.states import LEARNED_TURNS, frozen_digests
 from rl4lms_like.training.saved_model import HEAD
+from rl4lms_like.training.user_callbacks import user_callbacks
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +83,9 @@ class SupervisedTrainer:
         self.tracker = tracker
         self.schedule = run.config.train_evaluation
         self.interruption = Interruption(run.ranks)
+        context = RunContext(run.config, run.model, run.tokenizer, tracker.run_path, is_main=run.ranks.is_main)
+        self.user_callbacks = user_callbacks(run.config, run.callbacks, context, run.ranks)
+        self.average = average_of(self.schedule.average, run.model)  # begins with the initial weights
         self.reporter = Reporter(self)
 
         # Both before a checkpoint's weights replace the initial ones: the log-probs of a preference run's reference are
@@ -90,7 +97,9 @@ class SupervisedTrainer:
 
         resume_state = None
         if resume_from is not None:
-            resume_state = ResumeState(resume_from, run, tracker.checkpoint_base_path, self.frozen)
+            resume_state = ResumeState(
+                resume_from, run, tracker.checkpoint_base_path, self.frozen, self.user_callbacks, self.average
+            )
         self.trainer = self._make_trainer(resume_state)
 
     def _make_trainer(self, resume_state: ResumeState | None) -> ReferenceTrainer:
@@ -112,6 +121,8 @@ class SupervisedTrainer:
                 evaluate_val=lambda: self.evaluate(("val",))["val"].scores,
                 save_model_to=lambda path: self.save(path, is_checkpoint=True),
                 frozen=self.frozen,
+                user_callbacks=self.user_callbacks,
+                average=self.average,
                 resume_state=resume_state,
                 model=run.model,
                 args=arguments,
@@ -146,6 +157,7 @@ class SupervisedTrainer:
         if self.trainer.resume_state is None:
             with self.interruption.at_any_moment():
                 self._check_best_metric(self.evaluate(("val", "test")))
+            self.user_callbacks.check()
 
         with self.interruption.finishing("this step"), blame_memory_errors_on("update"):
             self.trainer.train_or_resume()
@@ -156,12 +168,16 @@ class SupervisedTrainer:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
+            self._save_average()
+        self.user_callbacks.check()
 
         # The last step may have been evaluated on `val`, but with other weights than those of the best checkpoint.
         if self._is_best_loaded():
             self.trainer.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
+            self._evaluate_average()
+        self.user_callbacks.check()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.checkpoint_base_path)
 
@@ -217,12 +233,37 @@ class SupervisedTrainer:
                     self.tracker.log_predictions(self.epoch, split, evaluation.predictions)
                 if split == "val":
                     self.report_alerts(split, evaluation.scores)
+                self.user_callbacks.on_evaluation_end(self.epoch, split, evaluation)
 
             # None: it was evaluated before the run was resumed, and the scores are in its files only.
             result = evaluated[self.step, split]
             if result is not None:
                 evaluations[split] = result
         return evaluations
+
+    def _save_average(self) -> None:
+        """Save the averaged model next to the model."""
+        if self.average is None:
+            return
+        folder = self.tracker.run_path / AVERAGE
+        saving_average = saving(f"the averaged model to {folder}")
+        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
+            write_folder(folder, self.save)
+
+    def _evaluate_average(self) -> None:
+        """Evaluate the averaged model on `val` and `test`, each once after the last step."""
+        if self.average is None:
+            return
+        for split, logged_split in SPLITS.items():
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.step, logged_split) in self.trainer.evaluated:
+                continue
+            with self.average.in_model():
+                evaluation = self._evaluate_split(split, samples)
+            self.trainer.evaluated[self.step, logged_split] = evaluation
+            self.tracker.log_metrics(self.epoch, logged_split, evaluation.scores)
+            if evaluation.predictions:
+                self.tracker.log_predictions(self.epoch, logged_split, evaluation.predictions)
 
     def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
         """Generate texts and score them, without changing the random state that dropout uses in training."""
@@ -286,7 +327,8 @@ class SupervisedTrainer:
             # A final model with merged adapters has its head in the model's files.
             if run.head and is_checkpoint and has_lora(run.model):
                 save_file(self._head_weights(), folder / HEAD)
-            return folder
+        self.user_callbacks.on_save(folder)
+        return folder
 
     def _head_weights(self) -> dict[str, Tensor]:
         """Return the weights of a reward model's output layer by name; they are not part of the adapters."""
@@ -294,19 +336,33 @@ class SupervisedTrainer:
         return {name: weight for name, weight in self.run.model.state_dict().items() if name.startswith(prefixes)}
 
     def may_stop(self) -> None:
-        """Save a checkpoint and stop, if requested. Called between two steps.
+        """Save a checkpoint and stop, if requested or if a callback has failed. Called before each step.
 
         Raises:
             KeyboardInterrupt: a signal was received, by any process.
+            ComponentError: a callback has failed.
         """
         # All processes must stop at the same step, since each waits for the gradients of the others.
-        if not self.run.ranks.any(bool(self.interruption.requests)):
-            return
+        if self.run.ranks.any(bool(self.interruption.requests) or self.user_callbacks.failure is not None):
+            self._save_interrupted(before_step=True)
+            self.user_callbacks.check()
+            raise KeyboardInterrupt
+
+    def stop_if_failed(self) -> None:
+        """Save a checkpoint and stop, if a callback has failed. Called after the last step.
+
+        Raises:
+            ComponentError: a callback has failed.
+        """
+        if self.run.ranks.any(self.user_callbacks.failure is not None):
+            self._save_interrupted(before_step=False)
+            self.user_callbacks.check()
+
+    def _save_interrupted(self, *, before_step: bool) -> None:
         if self.schedule.save_model:
             # Before the checkpoint, which records how long the run's files are.
             self.reporter.flush()
-            self.trainer.write_checkpoint(INTERRUPTED)
-        raise KeyboardInterrupt
+            self.trainer.write_checkpoint(INTERRUPTED, before_step=before_step)
 
     def _rescue(self, error: BaseException) -> None:
         """Save the last logs and the model of a run that ends early. Failures do not hide the error that ended it."""
@@ -320,6 +376,7 @@ class SupervisedTrainer:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
         elif self.step and self.schedule.save_model and self.run.ranks.is_main:
             save_interrupted(self.tracker, self.save, self.step, "steps")
+        self.user_callbacks.warn()
         log_resume_hint(self.tracker, error)
 
 
@@ -370,6 +427,13 @@ class Reporter(TrainerCallback):
             self._shown_at = now
             values = {self._keys["loss"]: float(self.owner.trainer.step_loss), STEP_RATE: self._n_steps / self._seconds}
         self.tracker.show_progress(state.global_step, values)
+        self.owner.run.objective.on_step_end(state.global_step)
+        if self.owner.average is not None:
+            self.owner.average.update(state.global_step)
+        self.owner.user_callbacks.on_iteration_end(state.global_step)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.owner.stop_if_failed()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         control.should_save = control.should_save or self._saves_at_epoch_end
@@ -381,6 +445,7 @@ class Reporter(TrainerCallback):
         if "loss" in logs:
             averages = self.owner.run.objective.averages()
             self._values |= averages
+            self._values |= self.owner.user_callbacks.pop_numbers()
             self.owner.report_alerts("train", averages)
 
         # A loss is logged together with the evaluation that follows it at the same step.

@@ -19,6 +19,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.pretraining_mix import PretrainingMix, Text
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
@@ -85,6 +86,7 @@ class AssembledRun:
         algorithm: contains the policy.
         max_prompt_length: tokens; longer prompts are truncated.
         ranks: the processes that train together.
+        callbacks: of the user, in the order of the config.
     """
 
     config: RunConfig
@@ -95,6 +97,7 @@ class AssembledRun:
     algorithm: OnPolicyTextAlgorithm
     max_prompt_length: int
     ranks: Ranks = field(default_factory=Ranks)
+    callbacks: list[Callback] = field(default_factory=list)
 
     @property
     def policy(self) -> Any:
@@ -184,6 +187,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
         algorithm=algorithm,
         max_prompt_length=max_prompt_length,
         ranks=ranks,
+        callbacks=components.callbacks,
     )
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.rules import KEEP_BEST, unknown_metric
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.tracking.base import Tracker
@@ -29,13 +30,19 @@ from rl4lms_like.training.saved_model import BEST, BEST_FILE
 class BestModel(Callback):
     """Keep the model of the best evaluation on `val`; do nothing without `train_evaluation.keep_best`.
 
+    Args:
+        run: result of `assemble`.
+        tracker: logs which model is kept.
+        save_model: writes the model to a folder.
+
     Raises:
         ConfigError: the split `val` has no samples.
     """
 
-    def __init__(self, run: AssembledRun, tracker: Tracker) -> None:
+    def __init__(self, run: AssembledRun, tracker: Tracker, save_model: Callable[[Path], Any]) -> None:
         self.run = run
         self.tracker = tracker
+        self.save_model = save_model
         self.keep_best = run.config.train_evaluation.keep_best
         self.epoch: int | None = None
         self.score: float | None = None
@@ -74,7 +81,7 @@ class BestModel(Callback):
 
     def _write(self, best: dict[str, Any]) -> None:
         def write(partial: Path) -> None:
-            self.run.save_model(partial)
+            self.save_model(partial)
             (partial / BEST_FILE).write_text(json.dumps(best, indent=1) + "\n", encoding="utf-8")
 
         folder = self.tracker.run_path / BEST

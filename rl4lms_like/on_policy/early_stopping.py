@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.rules import EARLY_STOPPING
 from rl4lms_like.config.run_config import EarlyStoppingConfig
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.best_model import check_has_val, is_better, score_of
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.evaluation import Evaluation
 

@@ -16,6 +16,7 @@
     update        UpdateProgress, EpisodeBuffer   rollout and completed steps of an interrupted update
     ahead         NextRollout                     the next rollout's episodes, if they are generated during an update
     weights       policy.training_state           trained parameters, buffers, NLPO's mask model
+    average       WeightAverage                   average of the trained weights, if the run has one
     optimizer     states.optimizer_state          moments and steps, learning rates
 
 `mark` captures the parts down to `files` as copies, `mark_in_update` replaces those that an update changes. Tensors are
@@ -28,16 +29,16 @@ that is not updated, a frozen base model, the samples) is not saved; digests of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.ahead import AheadBatches
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
@@ -47,6 +48,7 @@ from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import to_json
+from rl4lms_like.training.averages import WeightAverage
 from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     ITERATION,
@@ -188,6 +190,8 @@ class ResumePoint:
         interruption: Ctrl-C and SIGTERM.
         trainer: owner of the part `trainer`, with `iteration`, the number of completed iterations.
         callbacks: by the names of their states.
+        save_model: writes the model to a folder.
+        average: of the trained weights.
 
     Attributes:
         parts: owners of the parts that are captured as numbers, in the order in which they are restored.
@@ -206,8 +210,12 @@ class ResumePoint:
         *,
         trainer: CheckpointPart,
         callbacks: Mapping[str, Callback],
+        save_model: Callable[[Path], Path],
+        average: WeightAverage | None = None,
     ) -> None:
         self.run = run
+        self.save_model = save_model
+        self.average = average
         self.tracker = tracker
         self.interruption = interruption
         self.schedule = run.config.train_evaluation
@@ -327,6 +335,10 @@ class ResumePoint:
         numbers["frozen"] = self._frozen
         numbers["config"] = to_json(self.tracker.run_config)
 
+        if self.average is not None:
+            numbers["average"] = self.average.state_dict()
+            tensors |= {f"average.{name}": tensor for name, tensor in self.average.tensors().items()}
+
         # An update has its whole rollout in the checkpoint: a resumed run does not generate it again.
         if "update" in numbers:
             numbers["update"], rollout = unfinished_update(self.run.algorithm, numbers["update"])
@@ -344,7 +356,7 @@ class ResumePoint:
             # Flushes the run's files to disk: the checkpoint refers to their sizes.
             self.tracker.file_sizes()
             keep = self.schedule.keep_last
-            return write_checkpoint(base, iteration, state, self.run.save_model, name=name, keep=keep)
+            return write_checkpoint(base, iteration, state, self.save_model, name=name, keep=keep)
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost.
@@ -385,7 +397,7 @@ class ResumePoint:
         update = self.run.algorithm.update_progress
         is_between_steps = update is None or (update.is_resumable and state is not None and "update" in state.numbers)
         if state is None or not is_between_steps:
-            save_interrupted(self.tracker, self.run.save_model, n_completed, "iterations")
+            save_interrupted(self.tracker, self.save_model, n_completed, "iterations")
             return
 
         # A run that failed before it had sampled anything has nothing to resume. One that was interrupted is saved
@@ -427,6 +439,9 @@ class ResumePoint:
         check_frozen(self._frozen, numbers["frozen"], self.run.config.tokenizer)
         load_weights(policy.training_state(), state.part("policy."))
         load_optimizer(policy.optimizer, numbers["optimizer"], state.part("optimizer."))
+        if self.average is not None:
+            self.average.load_state_dict(numbers["average"])
+            load_weights(self.average.tensors(), state.part("average."))
 
         # Each process has generators and a reward of its own. One that the run did not have before takes those of the
         # main process.

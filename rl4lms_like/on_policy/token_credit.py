@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.core.advantages import normalized
 from rl4lms_like.core.continuation import UNDECODABLE
 from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, pack_passes, real_ids
 from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.system.wording import agreement
 from rl4lms_like.tracking.base import Tracker

@@ -1,7 +1,7 @@
 """Training loop: evaluate, repeat rollout and update with evaluations and checkpoints on schedule, evaluate again.
 
     _train_and_eval   evaluate ─ pretrain the critic? ─ n_iters x [iteration ─ evaluate? ─ checkpoint?] ─ save, evaluate
-    _iterate          rollout ─ update ─ callbacks ─ log ─ mark the state to resume from
+    _iterate          rollout ─ update ─ callbacks, those of the user last ─ log ─ mark the state to resume from
 
 An iteration calls `learn_iteration` of the algorithm (`rollouts.text_rollouts`), which calls `RolloutCollector.collect`
 (`rollouts.collector`) and then `train` (`algorithms.base`). `on_policy.resume_point` has a table of the parts of a
@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.callbacks.base import Callback, RunContext
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.on_policy.best_model import BestModel
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.callback import Doctor
 from rl4lms_like.on_policy.early_stopping import EarlyStopping
 from rl4lms_like.on_policy.replay import Replay, origin_of
@@ -34,8 +34,11 @@ from rl4lms_like.system.disk import saving
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
+from rl4lms_like.training.averages import FOLDER as AVERAGE
+from rl4lms_like.training.averages import SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
+from rl4lms_like.training.user_callbacks import user_callbacks
 
 
 class OnPolicyTrainer:
@@ -53,6 +56,8 @@ class OnPolicyTrainer:
         evaluated: (completed iterations, split) pairs that are evaluated already.
         callbacks: called after each iteration and evaluation, in this order; by the names of their states in
             checkpoints.
+        user_callbacks: the callbacks of the config, which are the last of these.
+        average: average of the trained weights; None without `train_evaluation.average`.
 
     Raises:
         CheckpointError: the checkpoint is damaged, or of another run.
@@ -73,7 +78,7 @@ class OnPolicyTrainer:
         self.schedule = run.config.train_evaluation
         self.interruption = Interruption(run.ranks)
         self.callbacks: dict[str, Callback] = {
-            "best_model": BestModel(run, tracker),
+            "best_model": BestModel(run, tracker, self.save),
             "doctor": Doctor(run, tracker),
             "token_credit": TokenCredit(run, tracker),
         }
@@ -82,6 +87,15 @@ class OnPolicyTrainer:
             self.early_stopping = EarlyStopping(self.schedule.early_stopping, run, tracker)
             self.callbacks["early_stopping"] = self.early_stopping
 
+        # After the built-in ones, which have then recorded the iteration even if a user's fails.
+        context = RunContext(
+            run.config, run.policy.policy_model, run.tokenizer, tracker.run_path, is_main=run.ranks.is_main
+        )
+        self.user_callbacks = user_callbacks(run.config, run.callbacks, context, run.ranks)
+        if run.callbacks:
+            self.callbacks["user"] = self.user_callbacks
+        self.average = average_of(self.schedule.average, run.policy.policy_model)
+
         self.current_iter = 0
         self.evaluated: set[tuple[int, str]] = set()
         self._iteration_start: float | None = None  # seconds of `time.perf_counter`; None between two iterations
@@ -89,7 +103,15 @@ class OnPolicyTrainer:
 
         # Before a checkpoint is loaded: the origin of kept rollouts is a digest of the weights at the start.
         self._attach_replay_and_recorder()
-        self.resume_point = ResumePoint(run, tracker, self.interruption, trainer=self, callbacks=self.callbacks)
+        self.resume_point = ResumePoint(
+            run,
+            tracker,
+            self.interruption,
+            trainer=self,
+            callbacks=self.callbacks,
+            save_model=self.save,
+            average=self.average,
+        )
         run.algorithm.set_logger(tracker.make_sb3_logger(run.algorithm.verbose))
         if resume_from is not None:
             self.resume_point.resume(resume_from)
@@ -107,6 +129,7 @@ class OnPolicyTrainer:
                 self._train_and_eval()
             except BaseException as error:
                 self.resume_point.rescue(error)
+                self.user_callbacks.warn()
                 raise
 
     # --- the loop ---------------------------------------------------------------------------------------------------
@@ -137,8 +160,11 @@ class OnPolicyTrainer:
         if self.schedule.save_model:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
-                self._write(folder, self.run.save_model)
+                self._write(folder, self.save)
+            self._save_average()
+            self.user_callbacks.check()
         self.evaluate(("val", "test"))
+        self._evaluate_average()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.run_path / FOLDER)
 
@@ -160,7 +186,7 @@ class OnPolicyTrainer:
 
         # At the start of an update and after each of its steps, the algorithm calls `mark_in_update`, which captures
         # the state to resume from, and ends the run by an exception if an interruption was requested.
-        hooks = RunHooks(self.interruption, on_step=self.resume_point.mark_in_update)
+        hooks = RunHooks(self.interruption, on_step=self._on_step, on_rollout_end=self._on_rollout_end)
         algorithm.learn_iteration(self.current_iter, self.schedule.n_iters, hooks)
         seconds = time.perf_counter() - self._iteration_start
 
@@ -173,6 +199,7 @@ class OnPolicyTrainer:
 
         for callback in self.callbacks.values():
             callback.on_iteration_end(iteration)
+        self._record_numbers_of_user()
         logger.dump(step=algorithm.num_timesteps)
 
         # The iteration is complete. `mark` may fail, if a component's state cannot be captured. So `clear` comes first:
@@ -181,7 +208,25 @@ class OnPolicyTrainer:
         self._iteration_start = None
         algorithm.end_update()
         self.resume_point.clear()
+        if self.average is not None:
+            self.average.update(iteration)
         self.resume_point.mark()
+        self.user_callbacks.check()
+
+    def _on_rollout_end(self) -> None:
+        """Call the users' callbacks on the rollout in the buffer; `_on_step` raises their exceptions."""
+        self.user_callbacks.on_rollout_end(self.current_iter + 1, self.run.algorithm.rollout_buffer)
+        self._record_numbers_of_user()
+
+    def _on_step(self) -> None:
+        """Capture the state within an update, from which a run resumes that ends here."""
+        self.resume_point.mark_in_update()
+        self.user_callbacks.check()
+
+    def _record_numbers_of_user(self) -> None:
+        """Log the numbers of the users' callbacks with those of the iteration."""
+        for key, number in self.user_callbacks.pop_numbers().items():
+            self.run.algorithm.logger.record(key, number)
 
     def _evaluate_and_save(self) -> None:
         """Run the evaluations and write the checkpoint that are due after this number of iterations, each once."""
@@ -217,8 +262,33 @@ class OnPolicyTrainer:
                 callback.on_evaluation_end(self.current_iter, split, evaluation)
             evaluations[split] = evaluation
             self.resume_point.mark()
+            self.user_callbacks.check()
             self.interruption.check()
         return evaluations
+
+    def _save_average(self) -> None:
+        """Save the averaged model next to the model."""
+        if self.average is None:
+            return
+        folder = self.tracker.run_path / AVERAGE
+        saving_average = saving(f"the averaged model to {folder}")
+        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
+            self._write(folder, self.save)
+
+    def _evaluate_average(self) -> None:
+        """Evaluate the averaged model on `val` and `test`, each once after the last iteration."""
+        if self.average is None:
+            return
+        for split, logged_split in SPLITS.items():
+            samples = self.run.samples[split][: self.schedule.max_eval_samples]
+            if not samples or (self.current_iter, logged_split) in self.evaluated:
+                continue
+            with self.average.in_model(), self.interruption.at_any_moment():
+                evaluation = self._evaluate_split(split, samples)
+            self.evaluated.add((self.current_iter, logged_split))
+            self.tracker.log_metrics(self.current_iter, logged_split, evaluation.scores)
+            self.tracker.log_predictions(self.current_iter, logged_split, evaluation.predictions)
+            self.resume_point.mark()
 
     def _evaluate_split(self, split: str, samples: list[Sample]) -> Evaluation:
         responder = Responder(
@@ -240,15 +310,19 @@ class OnPolicyTrainer:
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        return self.resume_point.write()
+        folder = self.resume_point.write()
+        self.user_callbacks.check()
+        return folder
 
     def save(self, folder: Path) -> Path:
-        """Write the language model and the tokenizer, ready for `from_pretrained`.
+        """Write the language model and the tokenizer, ready for `from_pretrained`, with the files of callbacks.
 
         Raises:
             RL4LMsLikeError: the folder cannot be written.
         """
-        return self.run.save_model(folder)
+        self.run.save_model(folder)
+        self.user_callbacks.on_save(folder)
+        return folder
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the loop, in JSON's types; within an iteration with the seconds spent on it."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
 
-FUNCTIONS = ("reward_fn", "train_evaluation.metrics")
+FUNCTIONS = ("reward_fn", "train_evaluation.metrics", "train_evaluation.callbacks")
 """Paths in a config whose values may be functions."""
 
 COMMAND = "; to change it"
@@ -146,7 +146,13 @@ class Run:
 
     @classmethod
     def from_folder(
-        cls, folder: str | Path, *, reward: Any = None, metrics: Any = None, trust_remote_code: bool = False
+        cls,
+        folder: str | Path,
+        *,
+        reward: Any = None,
+        metrics: Any = None,
+        callbacks: Sequence[Any] | None = None,
+        trust_remote_code: bool = False,
     ) -> Run:
         """Return the run in a folder, to continue it, or to evaluate and generate with its model.
 
@@ -154,6 +160,7 @@ class Run:
             folder: folder of the run.
             reward: the reward of the run, if it is a function or an object, which a folder cannot have.
             metrics: the metrics of the run, likewise.
+            callbacks: the callbacks of the run, likewise.
             trust_remote_code: allow code that comes with models to run, if the config in the folder requests it.
 
         Raises:
@@ -168,6 +175,8 @@ class Run:
             blocks["reward_fn"] = reward
         if metrics is not None:
             blocks["train_evaluation"]["metrics"] = metric_list(metrics)
+        if callbacks is not None:
+            blocks["train_evaluation"]["callbacks"] = list(callbacks)
 
         run = cls(config=parse_config(blocks, source=str(run_folder / CONFIG_FILE)), folder=run_folder)
         run.folder = run_folder
@@ -698,7 +707,8 @@ def _functions_of(config: AnyConfig) -> dict[str, Any]:
     metrics = []
     for metric in config.train_evaluation.metrics:
         metrics.append({"id": metric.id, "args": metric.args, "name": metric.name})
-    functions: dict[str, Any] = {"train_evaluation.metrics": metrics}
+    callbacks = [{"id": callback.id, "args": callback.args} for callback in config.train_evaluation.callbacks]
+    functions: dict[str, Any] = {"train_evaluation.metrics": metrics, "train_evaluation.callbacks": callbacks}
     if isinstance(config, RunConfig):
         functions["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
     return functions

@@ -44,7 +44,7 @@ else:
 
 
 def _nothing() -> None:
-    """Do nothing; the default of `on_step`."""
+    """Do nothing; the default of the hooks."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,12 @@ class RunHooks:
         interruption: handles Ctrl-C and SIGTERM; in a rollout they stop the run immediately.
         on_step: called at the start of an update and after each of its steps, if the algorithm can resume from there.
             An exception that it raises ends the update.
+        on_rollout_end: called once for each rollout, when it has its rewards.
     """
 
     interruption: Interruption = field(default_factory=Interruption)
     on_step: Callable[[], None] = _nothing
+    on_rollout_end: Callable[[], None] = _nothing
 
 
 class TextRollouts(_Mixin):
@@ -208,6 +210,7 @@ class TextRollouts(_Mixin):
                         env.reset()
                     callback = self._init_callback(None)
                     self.collect_rollouts(env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps)
+                    self.hooks.on_rollout_end()
                 self._continues_update = False
 
                 self._current_progress_remaining = 1.0 - iteration / n_iterations

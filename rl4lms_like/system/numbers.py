@@ -20,6 +20,7 @@ NonNegative = Annotated[float, Ge(0)]
 BlockLength = Annotated[int, Ge(2)]
 """Tokens of a text of which the first one is not predicted."""
 Fraction = Annotated[float, Interval(ge=0, le=1)]
+AboveZero = Annotated[float, Interval(gt=0, le=1)]
 Finite = Annotated[float, AllowInfNan(False)]
 Processes = Annotated[int, Interval(ge=0, le=1024)]
 Threads = Annotated[int, Interval(ge=1, le=1024)]

@@ -1,4 +1,4 @@
-"""Build the reward, metrics and post-processor of a run, before any data or weights are read.
+"""Build the reward, metrics, callbacks and post-processor of a run, before any data or weights are read.
 
 Constructors check that their packages, word lists and programs are available. Everything that is missing is reported at
 once. After the data are loaded, `check_samples` checks that components have the references and columns that they need,
@@ -12,12 +12,14 @@ and `data_lines` describes the samples for `check`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.callbacks import CALLBACKS
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.binding import POST_PROCESSING, ComponentConfig, build_component
 from rl4lms_like.config.run_config import AnyConfig, MetricConfig, RunConfig, SupervisedConfig
 from rl4lms_like.core.chat_template import ChatTemplate
@@ -43,6 +45,7 @@ from rl4lms_like.training.run_reward import with_run_reward
 REWARD = "reward_fn"
 POOL = "datapool"
 METRIC = "train_evaluation.metrics"
+CALLBACK = "train_evaluation.callbacks"
 """Paths of the components in a config."""
 N_COUNTED = 10_000
 """Number of prompts per split whose tokens are counted, which takes some seconds. Later prompts are not counted."""
@@ -55,15 +58,16 @@ SHOWN_END = 100
 
 @dataclass(frozen=True)
 class Components:
-    """Reward, metrics and post-processor of a run."""
+    """Reward, metrics, post-processor and callbacks of a run."""
 
     reward_fn: Any  # of an RL run; None in supervised runs, and if it was not requested
     metrics: list[BaseMetric]
     post_processor: Callable[[str], str] | None  # applied by supervised runs to each response before it is scored
+    callbacks: list[Callback] = field(default_factory=list)  # of the user
 
 
-def build_components(config: AnyConfig, *, with_reward: bool = True) -> Components:
-    """Build all components, or report everything that prevents it. An evaluation needs no reward.
+def build_components(config: AnyConfig, *, with_reward: bool = True, with_callbacks: bool = True) -> Components:
+    """Build all components, or report everything that prevents it. An evaluation needs no reward and no callbacks.
 
     Raises:
         ConfigError: a constructor rejected its arguments.
@@ -75,6 +79,8 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
     errors: dict[str, RL4LMsLikeError] = {}
     for path, build in _builders(config):
         if path == REWARD and not with_reward:
+            continue
+        if path.startswith(CALLBACK) and not with_callbacks:
             continue
         try:
             built[path] = build()
@@ -95,7 +101,8 @@ def build_components(config: AnyConfig, *, with_reward: bool = True) -> Componen
     metrics = [component for path, component in built.items() if path.startswith(f"{METRIC}.")]
     if with_reward:
         metrics = with_run_reward(config, metrics, built.get(REWARD))
-    return Components(built.get(REWARD), metrics, built[POST_PROCESSING])
+    callbacks = [component for path, component in built.items() if path.startswith(f"{CALLBACK}.")]
+    return Components(built.get(REWARD), metrics, built[POST_PROCESSING], callbacks)
 
 
 def check_samples(config: AnyConfig, components: Components, samples: Mapping[str, Sequence[Sample]]) -> None:
@@ -200,6 +207,8 @@ def _builders(config: AnyConfig) -> Iterator[tuple[str, Callable[[], Any]]]:
     for index in _metrics_to_build(config):
         yield f"{METRIC}.{index}", partial(_build_metric, config.train_evaluation.metrics[index])
     yield POST_PROCESSING, partial(build_post_processor, config)
+    for index, callback in enumerate(config.train_evaluation.callbacks):
+        yield f"{CALLBACK}.{index}", partial(build_component, CALLBACKS, callback)
 
 
 def data_lines(

@@ -8,8 +8,10 @@ import torch
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
+from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.policy_gradient import CPGD, DAPO, GRPO, GSPO, MaxRL, OnlineDPO, ReinforcePP
 from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core import losses
@@ -583,10 +585,11 @@ def test_a_notice_says_that_excluded_tokens_leave_a_bias():
     assert "alg.args.importance_correction" in [notice.path for notice in parse_config(blocks).notices]
 
 
-def test_the_reference_is_fixed_or_follows_the_policy(tiny_gpt2_dir, tiny_tokenizer):
+@pytest.mark.parametrize("algorithm", [GRPO, PPO, A2C, TRPO])
+def test_the_reference_is_fixed_or_follows_the_policy(algorithm, tiny_gpt2_dir, tiny_tokenizer):
     for interval, mixing in ((None, None), (2, 0.25), (1, 1.0)):
         arguments = {"reference_update_iterations": interval} | ({} if mixing is None else {"reference_mixing": mixing})
-        built = build(GRPO, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1), **arguments)
+        built = build(algorithm, tiny_gpt2_dir, tiny_tokenizer, kl_controller=FixedKLController(0.1), **arguments)
 
         def weights(model):
             return torch.cat([p.detach().flatten() for p in model.parameters()])

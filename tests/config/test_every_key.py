@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import re
 import time
 import typing
 from collections.abc import Iterator, Mapping
@@ -204,7 +205,7 @@ def with_values(blocks: dict[str, Any], values: Mapping[str, Any]) -> dict[str, 
     blocks = copy.deepcopy(blocks)
     for path, value in values.items():
         container: Any = blocks
-        *parents, key = path.replace("metrics.", "metrics.0.").replace("held_out.", "held_out.0.").split(".")
+        *parents, key = re.sub(r"\b(metrics|callbacks|held_out)\.", r"\1.0.", path).split(".")
         for parent in parents:
             container = container[int(parent)] if isinstance(container, list) else container.setdefault(parent, {})
         container[int(key) if isinstance(container, list) else key] = value
@@ -234,6 +235,19 @@ _TWO_METRICS = {"train_evaluation.metrics": [{"id": "length"}, {"id": "distinct_
 _STOPS_EARLY = {
     "train_evaluation.metrics": [{"id": "length"}],
     "train_evaluation.early_stopping": {"metric": "length/words", "mode": "max", "patience": 2},
+}
+
+CALLBACKS = "tests.callbacks.test_callbacks"
+_CALLBACK = {"train_evaluation.callbacks": [{"id": f"{CALLBACKS}:Counting", "args": {"name": "n"}}]}
+
+_AVERAGE = {"train_evaluation.average": {"decay": 0.5}}
+_BEMA = {"train_evaluation.average": {"decay": None, "bias_power": 0.2}}
+AVERAGES = {
+    "train_evaluation.average.decay": Row(0.9, see.averaged, _AVERAGE),
+    "train_evaluation.average.every": Row(2, see.averaged, {**_AVERAGE, "train_evaluation.n_iters": 2}),
+    "train_evaluation.average.ema_power": Row(0.7, see.averaged, _BEMA),
+    "train_evaluation.average.bias_power": Row(None, see.averaged, _BEMA),
+    "train_evaluation.average.lag": Row(2.0, see.averaged, _BEMA),
 }
 
 _TINY = {
@@ -318,6 +332,9 @@ RUN: dict[str, Row | Silent] = {
     ),
     "train_evaluation.early_stopping.mode": Row("min", see.stops_after, _STOPS_EARLY),
     "train_evaluation.early_stopping.patience": Row(1, see.stops_after, _STOPS_EARLY),
+    "train_evaluation.callbacks.id": Row(f"{CALLBACKS}:CountingMore", see.callbacks, _CALLBACK),
+    "train_evaluation.callbacks.args": Row({"name": "m"}, see.callbacks, _CALLBACK),
+    **AVERAGES,
     "train_evaluation.metrics.id": Row("distinct_n", see.evaluated),
     "train_evaluation.metrics.args": Row(
         {"pattern": "zzz"}, see.evaluated, {"train_evaluation.metrics": [{"id": "regex", "args": {"pattern": "."}}]}
@@ -493,6 +510,8 @@ ON_POLICY: dict[str, Row | Silent] = {
     "ent_coef": Row(0.5),
     "vf_coef": Row(2.0),
     "max_grad_norm": Row(0.01),
+    "reference_update_iterations": Row(1, see.weights_of_two),
+    "reference_mixing": Row(0.1, see.weights_of_two, {"alg.args.reference_update_iterations": 1}),
     "non_finite": Row("skip", see.after_a_nan),
     "micro_batch_size": Row(6, see.passes),
     "seed": Row(5, see.texts),
@@ -566,8 +585,6 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
             "dynamic_sampling": Row(2, see.logged("rollout_info/groups_kept_share"), _MIXED),
             "overlong_buffer": Row(1.0),
             "first_token_temperature": Row(10.0, see.texts),
-            "reference_update_iterations": Row(1, see.weights_of_two),
-            "reference_mixing": Row(0.1, see.weights_of_two, {"alg.args.reference_update_iterations": 1}),
             "target_kl": Row(1e-9, others=_EPOCHS),
             "length_sorted_minibatches": Row(True, lambda made: made.algorithm.rollout_buffer.sort_by_length),
             **{key: ON_POLICY[key] for key in ("learning_rate", "n_steps", "max_grad_norm")},
@@ -665,6 +682,10 @@ SUPERVISED: dict[str, Row | Silent] = {
     "train_evaluation.max_eval_samples": Row(1, see.written),
     "train_evaluation.generate": Row(False, see.written, {"train_evaluation.metrics": []}),
     "train_evaluation.save_model": Row(False, see.tuned),
+    "train_evaluation.callbacks.id": Row(f"{CALLBACKS}:CountingMore", see.callbacks, _CALLBACK),
+    "train_evaluation.callbacks.args": Row({"name": "m"}, see.callbacks, _CALLBACK),
+    **AVERAGES,
+    "train_evaluation.average.every": Row(2, see.averaged, _AVERAGE),
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),

@@ -75,13 +75,25 @@ MINIBATCHES = {"alg.args.batch_size": 14, "alg.args.n_epochs": 2}
 MASKS = {"alg.id": "nlpo", f"{POLICY}.top_mask": 20, "alg.policy.id": "maskable_causal_lm_actor_critic_policy"}
 GROUPS = {"alg.args.group_size": 3, "alg.kl_div.placement": "loss", "alg.kl_div.norm_reward": False}
 FSDP = {"distributed.strategy": "fsdp", "train_evaluation.n_iters": 2, "train_evaluation.save_every": 1}
+AVERAGED = {
+    "train_evaluation.average": {"decay": 0.5},
+    "train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}],
+}
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("gpt2", {**SEPARATE, **MINIBATCHES, "alg.args.critic_pretrain": {"max_rollouts": 1}}),
     "ppo_of_minibatches": (
         "gpt2",
-        {**SEPARATE, **MINIBATCHES, "alg.args.normalize_advantage": True, "alg.args.micro_batch_size": 8},
+        {
+            **SEPARATE,
+            **MINIBATCHES,
+            **AVERAGED,
+            "alg.args.normalize_advantage": True,
+            "alg.args.micro_batch_size": 8,
+            "alg.args.reference_update_iterations": 2,
+            "alg.args.reference_mixing": 0.5,
+        },
     ),
     "ppo_t5": (
         "t5",
@@ -204,7 +216,7 @@ def config_of(cell: str, models: Path) -> Any:
         return parse_config(offline_blocks(cell, models))
     stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
     further = {
-        STATEFUL: stateful,
+        STATEFUL: {**stateful, **AVERAGED},
         STATEFUL_FSDP: {**stateful, **FSDP, "alg.id": "a2c", f"{POLICY}.critic": "shared"},
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }
@@ -233,6 +245,9 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
         del mapping["alg"]["args"]
     elif cell == STATEFUL_OFFLINE:
         mapping["alg"]["args"]["dropout"] = True
+    if id == "dpo":
+        mapping["alg"]["args"] |= {"reference_update_iterations": 2, "reference_mixing": 0.5}
+        mapping = apply_values(mapping, AVERAGED, "the cell")[0]
     mapping["train_evaluation"]["eval_batch_size"] = 5
     return mapping
 

@@ -100,6 +100,14 @@ def test_logged_numbers_are_those_of_one_process(n_ranks, cell, by_one, by_sever
         assert several[key] == expected, key
 
 
+@pytest.mark.parametrize("cell", ["ppo_of_minibatches", "dpo"])
+def test_averaged_weights_and_callbacks_are_those_of_one_process(cell, by_one, by_several):
+    several, alone = (folder / "cells" / cell for folder in (by_several[3], by_one))
+    assert_close(*(load_file(folder / "average" / "model.safetensors") for folder in (several, alone)))
+    calls = json.loads((alone / "model" / "calls.json").read_text())
+    assert calls == json.loads((several / "model" / "calls.json").read_text()) and len(calls) > 4
+
+
 @pytest.mark.parametrize("cell", CHECKPOINTS)
 def test_a_resumed_run_equals_the_uninterrupted_one(cell, by_several):
     """Also where the processes differ: in their random numbers and in the state of their rewards."""

@@ -27,6 +27,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
+from rl4lms_like.training.averages import WeightAverage
 from tests.builders import episodes_of_lengths
 from tests.configs import run_blocks, supervised_blocks
 
@@ -373,6 +374,20 @@ def test_adapters_train_few_weights_and_checkpointing_has_all_gradients_at_once(
     assert lora.parts["optimizer state"] < 0.2 * whole.parts["optimizer state"]
     checkpointed = supervised_estimate(tiny_gpt2_dir, gradient_checkpointing=True)
     assert checkpointed.other_gradients == whole.parts["gradients"] > whole.other_gradients
+
+
+@pytest.mark.parametrize(("average", "n_copies"), [(None, 0), ({}, 1), ({"bias_power": 0.2}, 3)])
+def test_averaged_weights_are_copies_of_the_trained_ones(average, n_copies, tiny_gpt2_dir):
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["model_name"] = str(tiny_gpt2_dir)
+    blocks["train_evaluation"]["average"] = average
+    config = parse_config(blocks)
+    model = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
+    real = 0
+    if average is not None:
+        real = sum(tensor.nbytes for tensor in WeightAverage(config.train_evaluation.average, model).tensors().values())
+    n_bytes = 4 * n_copies * sum(weight.numel() for weight in model.parameters())
+    assert estimate_memory(config).parts["averaged weights"] == real == n_bytes
 
 
 def test_the_check_prints_the_memory_and_the_trained_parameters_of_a_supervised_run(tiny_gpt2_dir):

@@ -137,7 +137,7 @@ def with_fragment(run: dict, fragment: dict) -> dict:
 # --- code and configs ------------------------------------------------------------------------------------------------
 
 
-TRAINED = ["docs/extend/policy.md", "docs/extend/algorithm.md"]
+TRAINED = ["docs/extend/policy.md", "docs/extend/algorithm.md", "docs/extend/callback.md"]
 """Pages whose code is run by `test_policies_and_algorithms_of_ones_own_train`."""
 READ = [page for page in pages_with("python", "yaml") if page not in TRAINED and "tutorials/" not in page]
 """The tutorials are run by `test_tutorials`."""

@@ -40,6 +40,8 @@ CHANGES = {
     "`datapool.sampler: {id: shuffled}`": {"datapool.sampler": {"id": "shuffled"}},
     "`train_evaluation.save_rollouts`": {"train_evaluation.save_rollouts": True},
     "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
+    "`train_evaluation.callbacks`": {"train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}]},
+    "`train_evaluation.average`": {"train_evaluation.average": {"decay": 0.9, "every": 2}},
 }
 
 
@@ -53,6 +55,9 @@ OFFLINE_CHANGES = {
     "`training_args.neftune_noise_alpha`": {f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`training_args.torch_compile`": {f"{TRAINING}.torch_compile": True},
     "`training_args.label_smoothing_factor`": {f"{TRAINING}.label_smoothing_factor": 0.1},
+    "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
+    "`args.reference_update_iterations`": CHANGES["`args.reference_update_iterations`"],
+    "`train_evaluation.average`": CHANGES["`train_evaluation.average`"],
 }
 """Row of the table of runs on given texts -> its keys."""
 

@@ -285,6 +285,12 @@ OPTIONS: dict[str, list[Any]] = {
     "train_evaluation.eval_batch_size": [1, 100],
     "train_evaluation.save_model": [True, False],
     "train_evaluation.max_eval_samples": [1, 3],
+    "train_evaluation.average": [{}, {"decay": 0.5, "every": 2}, {"decay": None, "bias_power": 0.2}, {"decay": 1.0}],
+    "train_evaluation.callbacks": [
+        [{"id": "tests.callbacks.test_callbacks:Counting"}],
+        [{"id": "counting"}],
+        "counting",
+    ],
     "train_evaluation.generation_kwargs": [{"max_new_tokens": 3}, {"num_beams": 2, "max_new_tokens": 3}, {"beam": 1}],
     "train_evaluation.metrics": [[{"id": "length"}], [{"id": "length"}, {"id": "length"}], [{"id": "rouge"}], "length"],
     "reward_fn": [*_REWARDS, "sentiment", {"id": "increasing_numbers"}, {"id": "regex", "args": {"pattern": "("}}],

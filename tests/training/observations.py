@@ -32,6 +32,7 @@ from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.training.averages import WeightAverage
 from rl4lms_like.training.evaluation import Evaluation
 from tests.on_policy.doctor.histories import history
 
@@ -360,6 +361,25 @@ def best(made: Made) -> Any:
         trainer = OnPolicyTrainer(made.run, tracker)
         trainer.train_and_eval()
     return trainer.callbacks["best_model"].state_dict()
+
+
+def averaged(made: Made) -> list[float]:
+    """The averaged weights of three iterations of changing weights."""
+    config = made.run.config.train_evaluation.average
+    model = made.run.model if hasattr(made.run, "model") else made.policy.policy_model
+    average = WeightAverage(config, model)
+    for iteration in range(1, 4):
+        with torch.no_grad():
+            for weight in average.weights.values():
+                weight.add_(iteration)
+        average.update(iteration)
+    with average.in_model():
+        return [float(weight.double().sum()) for weight in average.weights.values()]
+
+
+def callbacks(made: Made) -> list[Any]:
+    """Which callbacks are called, and with which argument they were made."""
+    return [(type(callback).__name__, callback.name) for callback in made.run.callbacks]
 
 
 def stops_after(made: Made) -> int | None:

@@ -19,12 +19,12 @@ from operator import itemgetter
 from typing import Any
 
 from rl4lms_like.algorithms.base import RATIO_TOLERANCE
+from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.rules import HELD_OUT, unknown_metric
 from rl4lms_like.estimates.budget import plan_batches
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.on_policy.callbacks import Callback
 from rl4lms_like.on_policy.doctor.alerts import ALERTS, Context, direction_of, reward_hacking
 from rl4lms_like.on_policy.doctor.diagnostics import History, diagnostics_of, evaluation_examples, rollout_examples
 from rl4lms_like.rollouts.kl import HorizonKLController

@@ -100,6 +100,7 @@ MAY_CHANGE = (
     "train_evaluation.n_credit_episodes",
     "train_evaluation.save_rollouts",
     "train_evaluation.accept_edited_rollouts",
+    "train_evaluation.callbacks",
     "env.reward_workers",
     "env.reward_timeout",
     f"{_ENGINE}.url",

@@ -12,7 +12,11 @@ from rl4lms_like.testing import models
 from tests.offline.preferences.preference_runs import blocks, lines, run, written
 
 RESPONSES = {"dropout": True, "max_response_length": 1}
-REFERENCE = {**RESPONSES, "beta": 1.0, "reference_model": "OTHER"}
+REFERENCE = {
+    **RESPONSES, "beta": 1.0, "reference_model": "OTHER", "reference_update_iterations": 1, "reference_mixing": 0.1,
+}  # fmt: skip
+OTHERS = {"reference_mixing": {"reference_update_iterations": 1}}
+"""What both runs have besides, where an argument alone would be a mistake."""
 VALUES: dict[str, dict[str, Any]] = {
     "reward_model": {"dropout": True, "center_coef": 1.0, "append_eos": False},
     "dpo": {**REFERENCE, "loss": "hinge", "label_smoothing": 0.4, "sft_weight": 1.0},
@@ -47,5 +51,10 @@ def test_another_value_trains_another_model(id, trained):
     known = {field.name for field in fields(OBJECTIVES.signature(id))}
     assert VALUES[id].keys() == known - WITHOUT_EFFECT
     base = trained(id)
-    without = {name for name, value in VALUES[id].items() if trained(id, name, **{name: value}) == base}
+    without = set()
+    for name, value in VALUES[id].items():
+        others = OTHERS.get(name)
+        before = trained(id, f"{name}_before", **others) if others else base
+        if trained(id, name, **{**(others or {}), name: value}) == before:
+            without.add(name)
     assert not without

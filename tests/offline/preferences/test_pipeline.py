@@ -318,7 +318,11 @@ KEYS: dict[str, list[Becomes | Refused | Reported | Elsewhere]] = {
         Refused(0.1, {"post_training.method": "ipo"}),
         Refused(0.5),
     ],
-    "post_training.use_ref_model": [Refused(False), Reported(True, {"post_training.method": "orpo"})],
+    "post_training.use_ref_model": [
+        Refused(False),
+        Reported(False, {"lora.target_modules": ["c_attn"]}),
+        Reported(True, {"post_training.method": "orpo"}),
+    ],
     "post_training.ref_model_id": [
         Becomes("EleutherAI/pythia-160m-deduped", "alg.args.reference_model"),
         Refused("EleutherAI/nowhere"),

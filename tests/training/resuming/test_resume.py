@@ -154,6 +154,8 @@ def test_a_stopped_run_goes_on_to_the_same_end(family, algorithm, whole, tmp_pat
 
 @pytest.mark.parametrize(("algorithm", "family", "args"), [
     ("grpo", "causal", {"group_size": 4, "n_epochs": 2, "reference_update_iterations": 2, "reference_mixing": 0.6}),
+    ("ppo", "causal", {"n_epochs": 2, "reference_update_iterations": 2, "reference_mixing": 0.6}),
+    ("trpo", "seq2seq", {"reference_update_iterations": 1}),
     ("dapo", "seq2seq", {"group_size": 2, "first_token_temperature": 10.0, "importance_correction": "tis"}),
 ])  # fmt: skip
 def test_groups_and_their_sampling_go_on_too(
