@@ -467,6 +467,7 @@ LORA: dict[str, Row | Silent] = {
     "use_rslora": Row(True, see.adapters),
     "use_dora": Row(True, see.adapters),
     "init_lora_weights": Row("gaussian", see.adapter_weights),
+    "trainable_token_indices": Row([5], see.adapters),
 }
 
 _PRETRAIN = {"alg.args.critic_pretrain": {"max_rollouts": 3, "patience": 2, "min_gain": 9.0, "n_epochs": 2}}
