@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like.algorithms import ALGORITHMS, policy_gradient
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES, policy_gradient
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.system.errors import ConfigError
-from tests.configs import run_blocks
+from tests.configs import run_blocks, supervised_blocks
 from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
@@ -33,6 +34,7 @@ CHANGES = {
     "`args.reference_update_iterations`": {"alg.args.reference_update_iterations": 5},
     "`kl_div.placement: loss`": {"alg.kl_div.placement": "loss"},
     "`kl_div.norm_reward`": {"alg.kl_div.norm_reward": True},
+    "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`env.reward_workers`": {"env.reward_workers": 2},
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
@@ -42,16 +44,24 @@ CHANGES = {
 }
 
 
-def table() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the ids of the columns, and the cells of each row, of the first table."""
+OFFLINE_CHANGES = {
+    "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
+}
+"""Row of the table of runs on given texts -> its keys."""
+
+
+def table(first_column: str = "`ppo`") -> tuple[list[str], dict[str, list[str]]]:
+    """Return the ids of the columns, and the cells of each row, of the table with this first column."""
     parts = (REPOSITORY / "docs" / "features.md").read_text().split("\n\n")
-    lines = next(part for part in parts if part.startswith("|")).splitlines()
+    lines = next(part for part in parts if part.startswith(f"| | {first_column} |")).splitlines()
     heads, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
     return heads[1:], {name: cells for name, *cells in rows}
 
 
 def test_every_row_is_tried():
     assert list(table()[1]) == list(CHANGES)
+    assert list(table("`sft`")[1]) == list(OFFLINE_CHANGES)
+    assert [head.strip("`") for head in table("`sft`")[0]] == ["sft", *OBJECTIVES]
 
 
 IDS = [heading.strip("`") for heading in table()[0]]
@@ -84,4 +94,27 @@ def test_the_table_says_what_is_accepted(id):
             stated = "no"
         if stated.split()[0] != found:
             wrong.append((name, stated, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("id", ["sft", *OBJECTIVES])
+def test_the_table_says_what_is_accepted_on_given_texts(id):
+    heads, rows = table("`sft`")
+    place = heads.index(f"`{id}`")
+    wrong = []
+    for name, changes in OFFLINE_CHANGES.items():
+        blocks = supervised_blocks()
+        if id != "sft":
+            blocks["alg"] = {"id": id, "args": {}, "model_type": "causal", "model_name": "gpt2", "training_args": {}}
+            blocks["datapool"] = {"id": "preferences", "args": {"dataset": "no/pairs"}}
+            blocks["train_evaluation"]["metrics"] = []
+            blocks["tokenizer"] = {"model_name": "gpt2"}
+        blocks, issues = apply_values(blocks, changes, "test")
+        try:
+            parse_config(blocks, issues=issues)
+            found = "yes"
+        except ConfigError:
+            found = "no"
+        if rows[name][place] != found:
+            wrong.append((name, rows[name][place], found))
     assert not wrong
