@@ -5,22 +5,20 @@ What a run saves is loaded as everybody loads it, by transformers or PEFT alone,
 
 from __future__ import annotations
 
-import copy
 import json
+import math
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like import Run
-from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import generate_texts
-from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.preview import preview
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.testing import models
-from tests.config_errors import raises_at
+from tests.offline.supervised.test_resume import stopped
 from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, stop_after
 
@@ -154,3 +152,73 @@ def test_after_every_stage_plain_loading_ends_its_turn(family, merge_on_save, ba
         after = (after.weight if merge_on_save else after.weight.detach())[: len(before) + 2]
         assert torch.equal(after[: len(before)], before)
         assert (after[len(before) :] - before.mean(dim=0)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_weights_get_the_format_too(family, bases, tmp_path):
+    kind = FAMILIES[family]
+    mapping = config_of("supervised", kind, bases / family, tmp_path)
+    mapping["alg"]["training_args"]["learning_rate"] = 5e-3
+    check_that_it_ends_its_turn(run(mapping, tmp_path) / "model", kind, is_whole=True)
+
+
+@pytest.fixture(scope="module")
+def first_stage(bases, tmp_path_factory):
+    """The model of a supervised run with adapters."""
+    folder = tmp_path_factory.mktemp("first")
+    return run(config_of("supervised", "causal", bases / "llama", folder, peft=PEFT), folder) / "model"
+
+
+def test_the_reference_is_the_model_at_the_start_of_the_stage(first_stage, tmp_path):
+    folder = run(config_of("dpo", "causal", first_stage, tmp_path, peft=PEFT), tmp_path, "dpo")
+    before = json.loads((folder / "val_split_metrics.jsonl").read_text().splitlines()[0])["metrics"]
+    assert before["preference/loss"] == pytest.approx(math.log(2), abs=1e-6)
+    folder = run(config_of("grpo", "causal", first_stage, tmp_path, peft=PEFT), tmp_path, "grpo")
+    assert json.loads((folder / "rollout_info.jsonl").read_text().splitlines()[0])["rollout_info/kl_div_mean"] == 0
+
+
+@pytest.mark.parametrize("stage", ["supervised", "dpo"])
+def test_a_stopped_run_on_given_texts_is_resumed_to_the_same_files(stage, bases, first_stage, tmp_path, monkeypatch):
+    model = bases / "llama" if stage == "supervised" else first_stage
+    mapping = config_of(stage, "causal", model, tmp_path, peft=PEFT)
+    mapping["alg"]["training_args"] |= {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    expected = run(mapping, tmp_path, "whole")
+    folder = stopped(mapping, tmp_path, 5, monkeypatch)
+    assert resume(folder, quiet=True) == folder
+    assert files_of(folder) == files_of(expected)
+
+
+@pytest.mark.parametrize(("algorithm", "critic"), [("grpo", "none"), ("ppo", "separate")])
+def test_a_stopped_run_of_rl_is_resumed_to_the_same_files(algorithm, critic, first_stage, tmp_path, monkeypatch):
+    mapping = config_of("grpo", "causal", first_stage, tmp_path, peft=PEFT, critic=critic)
+    mapping["alg"]["id"] = algorithm
+    mapping["train_evaluation"]["n_iters"] = 3
+    expected = run(mapping, tmp_path, "whole")
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 2, "files")
+        run(mapping, tmp_path, "run")
+    folder = tmp_path / "rl4lm_exps" / "run"
+    assert resume(folder, quiet=True) == folder
+    assert files_of(folder) == files_of(expected)
+
+
+def test_a_run_in_python_has_the_same_format(bases, tmp_path):
+    rows = [{"prompt": prompt, "completion": ANSWER} for prompt in PROMPTS] * 4
+    settings = {"chat_template": "chatml", "add_tokens": ["<think>"], "peft": PEFT, "max_new_tokens": 16}
+    training = {"max_steps": 100, "per_device_train_batch_size": 3, "learning_rate": 1e-2}
+    model = AutoModelForCausalLM.from_pretrained(bases / "gpt2")
+    for name in (str(bases / "gpt2"), model):
+        tokenizer = {} if isinstance(name, str) else {"tokenizer": AutoTokenizer.from_pretrained(bases / "gpt2")}
+        folder = tmp_path / str(isinstance(name, str))
+        made = Run(name, data=rows, algorithm="sft", folder=folder, **settings, **training, **tokenizer)
+        made.train()
+        assert made.generate(PROMPTS[0], decoding="greedy") == ANSWER
+        check_that_it_ends_its_turn(folder / "model", "causal", is_whole=False)
+
+
+def test_the_check_shows_the_tokens_of_the_format(bases, tmp_path):
+    for stage in ("supervised", "dpo", "grpo"):
+        shown = "".join(preview(parse_config(config_of(stage, "causal", bases / "spare", tmp_path, peft=PEFT))))
+        lines = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
+        assert lines["end of turn"].split() == [f"'{END}'", "(321)"]
+        assert repr(f"{START}user\n{PROMPTS[0]}{END}\n{START}assistant\n") in shown
