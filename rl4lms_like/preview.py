@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.config import settings
+from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.binding import build_component, with_defaults
 from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import AnyConfig, OfflineConfig, RunConfig, SupervisedConfig
@@ -34,7 +35,6 @@ from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.audit import AuditedReward, audit_reward, n_calls
 from rl4lms_like.rewards.probes import Probes
 from rl4lms_like.run import silence_libraries
-from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.system.secrets import with_values
 from rl4lms_like.training.components import Components, build_components, chat_lines, check_samples, data_lines
@@ -205,8 +205,8 @@ class _Models:
 def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> tuple[str, _Models | None]:
     """Check that models, tokenizer and lengths fit each other, and describe them; only local files are read."""
     # Models that are not on this machine are not an error of the config: training will download them.
-    config = with_embedded_models(config)
     try:
+        config = with_created_models(config, local_files_only=True)
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
         tokenizer = local_tokenizer()
     except ModelError as error:
@@ -243,7 +243,7 @@ def _plan(config: OfflineConfig, samples: Callable[[], LocalSamples]) -> list[tu
 
 
 def _tokenizer(config: AnyConfig) -> PreTrainedTokenizerBase:
-    return build_tokenizer(with_embedded_models(config).tokenizer, local_files_only=True)
+    return build_tokenizer(with_created_models(config, local_files_only=True).tokenizer, local_files_only=True)
 
 
 def _pools(config: AnyConfig) -> Mapping[str, Any] | None:
@@ -342,7 +342,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     """
     if not isinstance(config, RunConfig):
         raise ConfigError([ConfigIssue("--reward", "a supervised run has no reward")], "the command line")
-    config = with_embedded_models(config)
+    config = with_created_models(config)
     reward = build_component(REWARDS, config.reward_fn)
 
     # References that are whole messages are the texts that the chat template writes for them.

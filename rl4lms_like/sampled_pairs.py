@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 
+from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.config.settings import check_fit, check_lengths, check_prompts, check_settings
 from rl4lms_like.core.observation import Observation, TextLayout
@@ -37,7 +38,6 @@ from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
 from rl4lms_like.run import deterministic_operations, silence_libraries
 from rl4lms_like.scoring.frozen import version_of
-from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import refuse_links, saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RewardError, RL4LMsLikeError
@@ -137,7 +137,7 @@ def write_pairs(
 
     # No metric is computed, so none needs its packages.
     evaluation = replace(config.train_evaluation, metrics=[])
-    config = with_embedded_models(replace(config, train_evaluation=evaluation))
+    config = with_created_models(replace(config, train_evaluation=evaluation))
 
     # A file that is continued on another day has prompts with the date of its start.
     if config.tokenizer.template_date is None:

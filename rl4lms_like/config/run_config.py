@@ -27,6 +27,7 @@ from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.callbacks import CALLBACKS
 from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_processing
+from rl4lms_like.core.chat_template import CHATML, CHATML_TOKENS
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.envs.arguments import EnvConfig
@@ -187,12 +188,16 @@ class TokenizerConfig(Block):
             truncate on `prompt_truncation_side`.
         max_length: maximum number of tokens of a prompt in a supervised run; default: the limit of tokenizer and model.
         trust_remote_code: allow running code that comes with the tokenizer.
-        chat_template: render prompts with the tokenizer's chat template (true), or with the Jinja template in this
-            file, which is saved with the tokenizer. A text is the message of a user. The token that the template writes
-            after a message of the assistant ends a response.
+        chat_template: render prompts with the tokenizer's chat template (true), with that of ChatML (`chatml`), whose
+            tokens are added to the model, or with the Jinja template in this file. It is saved with the tokenizer. A
+            text is the message of a user. The token that the template writes after a message of the assistant ends a
+            response.
         system_prompt: with `chat_template`: system message put before prompts without one.
         keep_special_tokens: special tokens, such as `<think>`, that stay in the texts of responses for rewards,
             metrics, judges, predictions and stop strings. All others are removed, end and padding tokens always.
+        add_tokens: special tokens, such as those of a chat template, that the vocabulary must have. Tokenizer and model
+            get those that they lack; the row of a new token is the mean of the others. With `peft` the rows of all of
+            these tokens are trained too.
         template_date: with `chat_template`: the day that templates write as today. Default: the day on which the run
             started, which is stored in the `config.json` of the run.
     """
@@ -206,17 +211,27 @@ class TokenizerConfig(Block):
     chat_template: bool | str = False
     system_prompt: str | None = None
     keep_special_tokens: list[str] | None = None
-    # Not in the `repr`, of which files of pairs keep a digest; the rendered prompts that it changes are part of it.
+    # Not in the `repr`, of which files of pairs keep a digest; the model and prompts that they change are part of it.
+    add_tokens: list[str] | None = field(default=None, repr=False)
     template_date: Day | None = field(default=None, repr=False)
 
     def issues(self) -> Iterator[ConfigIssue]:
         template = self.chat_template
-        if isinstance(template, str) and not os.path.isfile(with_home(template)):
-            text = f"there is no file {template!r}{where_from(template)}; true uses the template of the tokenizer"
-            yield ConfigIssue("chat_template", text)
+        if isinstance(template, str) and template != CHATML and not os.path.isfile(with_home(template)):
+            text = f"there is no file {template!r}{where_from(template)}; true uses the template of the tokenizer, and "
+            yield ConfigIssue("chat_template", f"{text}chatml that of ChatML")
+        for index, token in enumerate(self.add_tokens or ()):
+            if not token or token != token.strip():
+                yield ConfigIssue(f"add_tokens.{index}", f"{token!r} is empty or begins or ends with a space")
         for key in ("system_prompt", "template_date"):
             if not template and getattr(self, key) is not None:
                 yield ConfigIssue(key, "has no effect without tokenizer.chat_template")
+
+    @property
+    def named_tokens(self) -> tuple[str, ...]:
+        """Tokens that the vocabulary must have, and whose rows adapters train."""
+        of_template = CHATML_TOKENS if self.chat_template == CHATML else ()
+        return tuple(dict.fromkeys([*of_template, *(self.add_tokens or ())]))
 
 
 @dataclass(frozen=True, kw_only=True)

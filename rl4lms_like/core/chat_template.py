@@ -21,13 +21,35 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rl4lms_like.core.sample import SPOKEN_KEYS, Message, Sample
 from rl4lms_like.system.deadline import deadline
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.regular_files import LARGEST_TEMPLATE, read_small
 from rl4lms_like.system.wording import beginning
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEY = "tokenizer.chat_template"
+
+CHATML = "chatml"
+"""Value of `tokenizer.chat_template` that stands for the following template."""
+CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
+CHATML_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{{- message['content'] + '<|im_end|>' -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+"""Marks what the assistant writes. Like most ChatML templates, it begins with no BOS token."""
+
+_MARKER = re.compile(r"<\|[^|<>\s]+\|>|<(?:start|end)_of_turn>")
+"""Texts that are special tokens of chat formats."""
 
 Tools: TypeAlias = "Sequence[dict[str, Any]] | None"
 """Descriptions of functions that a model may call, as JSON schemas."""
@@ -85,6 +107,51 @@ def dated_template(tokenizer: PreTrainedTokenizerBase, tools: Tools = None) -> s
     if _SPACES_BEFORE_BLOCK.match(template):
         template = template.lstrip(" \t")
     return macro + "{{ '' }}" + template
+
+
+def template_text(chat_template: str) -> str:
+    """Return the template of a `chat_template` that is not a boolean: ChatML, or the content of a file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if chat_template == CHATML:
+        return CHATML_TEMPLATE
+    try:
+        return read_small(with_home(chat_template), LARGEST_TEMPLATE).decode("utf-8")
+    except (OSError, UnicodeError, RL4LMsLikeError) as error:
+        raise chat_template_issue(f"cannot read {chat_template!r}: {error}") from error
+
+
+def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that the special texts which a chat template writes are tokens, and that one ends the assistant's turn.
+
+    Raises:
+        ConfigError: they are not; the message names the key that adds them.
+    """
+    template = ChatTemplate(tokenizer)
+    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
+    rendered = template.render(turns)
+    with suppress(ConfigError):  # of a template without system messages
+        rendered += template.render([{"role": "system", "content": "a"}, *turns])
+
+    in_pieces = {}
+    for marker in dict.fromkeys(_MARKER.findall(rendered)):
+        n_pieces = len(tokenizer(marker, add_special_tokens=False)["input_ids"])
+        if n_pieces != 1:
+            in_pieces[marker] = n_pieces
+    if in_pieces:
+        first = next(iter(in_pieces))
+        raise chat_template_issue(
+            f"its {first!r} is {in_pieces[first]} tokens of {tokenizer.name_or_path!r}, which has no such token; add "
+            f"the tokens of the template: tokenizer.add_tokens: {json.dumps(list(in_pieces))}"
+        )
+    if template.end_of_turn is None:
+        raise chat_template_issue(
+            f"it writes no special token of {tokenizer.name_or_path!r} after a message of the assistant, so that no "
+            f"response would end; use one that does, such as chatml, or name the token that it writes in "
+            f"tokenizer.add_tokens"
+        )
 
 
 def chat_template_issue(message: str) -> ConfigError:

@@ -47,6 +47,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.binding import with_defaults
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig
@@ -59,7 +60,6 @@ from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.teacher_forcing import PromptCache
-from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ModelError, OutOfMemoryError
 from rl4lms_like.system.ranks import n_processes
@@ -194,7 +194,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
-    config = with_embedded_models(config)
+    config = with_created_models(config, local_files_only=True)
     blocks = with_defaults(config.to_dict())
     policy_args = blocks["alg"]["policy"]["args"]
     args = blocks["alg"]["args"]
@@ -292,7 +292,7 @@ def estimate_supervised_memory(
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
     """
-    config = with_embedded_models(config)
+    config = with_created_models(config, local_files_only=True)
     training = config.alg.training_args
     known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
     known["attn_implementation"] = config.alg.attn_implementation

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, PretrainedConfig, P
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.callbacks.base import Callback
+from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
 from rl4lms_like.config.settings import check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
@@ -35,7 +36,6 @@ from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_l
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
-from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
@@ -177,7 +177,7 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     check_settings(config)
     # The main process creates embedded models that do not exist yet; the others find them in the cache.
     with ranks.main_first():
-        config = with_embedded_models(config)
+        config = with_created_models(config)
 
     # Components of users may use the global generators.
     set_random_seed(config.seed)
@@ -447,7 +447,7 @@ def config_to_plan(config: Offline) -> Offline:
     if not supervised_device_issues(config.device, here=False):
         config = replace(config, device="cpu")
     check_settings(config, runs_here=runs_here)
-    return with_embedded_models(config)
+    return with_created_models(config, local_files_only=True)
 
 
 class Schedule(NamedTuple):
@@ -539,8 +539,9 @@ def check_model(config: OfflineConfig) -> None:
     Raises:
         ModelError: the folder lacks weights, which the message names, or the adapters do not fit the model.
     """
-    model_name = with_embedded_models(config).alg.model_name
     try:
+        config = with_created_models(config, local_files_only=True)
+        model_name = config.alg.model_name
         model_config = load_model_config(model_name, local_files_only=True)
     except ModelError:  # `plan` raises it
         return

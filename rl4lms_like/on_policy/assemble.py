@@ -20,6 +20,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.algorithms.pretraining_mix import PretrainingMix, Text
 from rl4lms_like.callbacks.base import Callback
+from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
@@ -47,7 +48,6 @@ from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.parity import longest_independent_of_batch
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
-from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
@@ -135,7 +135,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     check_settings(config)
     check_ranks(config, ranks.size)
     with ranks.main_first():
-        config = with_embedded_models(config)
+        config = with_created_models(config)
 
     # Users' components may draw from the global generators, in each process its own numbers. The library's own
     # components have generators of their own.

@@ -130,6 +130,8 @@ class LoraArguments(Block):
         init_lora_weights: initialization of the adapters. With every value, new adapters do not change the model's
             output.
         bias: which biases are trained: none.
+        trainable_token_indices: ids of tokens whose rows of the embeddings and of the output layer are trained whole.
+            Those of the tokens that `tokenizer.add_tokens` and `chat_template: chatml` name are added to them.
         peft_type: kind of adapter; only LoRA is supported.
     """
 
@@ -146,6 +148,7 @@ class LoraArguments(Block):
     use_dora: bool = False
     init_lora_weights: Literal[True, "gaussian", "orthogonal"] = True
     bias: Literal["none"] = "none"
+    trainable_token_indices: list[Whole] | None = None
     peft_type: Literal["LORA"] = "LORA"
 
     def fields(self) -> dict[str, Any]:
@@ -157,6 +160,8 @@ class LoraArguments(Block):
         if self.target_modules in ([], ""):
             message = "is empty; list layers, write all-linear, or remove it to use PEFT's default for the family"
             yield ConfigIssue("target_modules", message)
+        if self.trainable_token_indices == []:
+            yield ConfigIssue("trainable_token_indices", "is empty; list ids of tokens, or remove it")
 
         # Regular expressions, by the key that has them. A list has names.
         patterns: list[tuple[str, str]] = []
@@ -174,7 +179,6 @@ class LoraArguments(Block):
 
 _INSTEAD = {
     "modules_to_save": "is not supported: these layers are weights of the base, which stays frozen",
-    "trainable_token_indices": "is not supported: embeddings are weights of the base, which stays frozen",
     "task_type": "cannot be set: it is determined by the model's family",
     "inference_mode": "cannot be set: adapters are trained",
     "fan_in_fan_out": "cannot be set: it is determined by the layers",

@@ -110,6 +110,7 @@ def load_model(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
     n_labels: int | None = None,
+    local_files_only: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load a model in float32; return it and the dropout rates of its checkpoint.
 
@@ -122,14 +123,17 @@ def load_model(
         attn_implementation: transformers' argument; None means transformers' default.
         trust_remote_code: run code that is part of the model.
         n_labels: number of outputs of a classifier; default: that of the model's config.
+        local_files_only: do not query the hub.
 
     Raises:
         ModelError: it cannot be loaded, or weights are missing.
         MissingExtraError: it is an adapter, and PEFT is not installed.
     """
-    *adapters, model_name = _chain(model_name)
+    *adapters, model_name = checkpoint_chain(model_name, local_files_only=local_files_only)
     try:
-        config = AutoConfig.from_pretrained(model_name, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            model_name, trust_remote_code=trust_remote_code, local_files_only=local_files_only
+        )
     except Exception as error:
         raise ModelError(cannot_load(role, model_name, error)) from error
     if n_labels is not None:
@@ -141,7 +145,9 @@ def load_model(
         set_dropout_rates(config, dict.fromkeys(rates, 0.0))
 
     # Weights are float32 whatever the checkpoint's precision: small steps of an optimizer are lost in bfloat16.
-    options = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
+    options: dict[str, Any] = {"local_files_only": local_files_only}
+    if attn_implementation is not None:
+        options["attn_implementation"] = attn_implementation
     model = load_complete(
         auto_class,
         model_name,
@@ -231,11 +237,11 @@ def whole_checkpoint(model_name: str, *, local_files_only: bool = False) -> str:
     Raises:
         ModelError: adapters are based on each other, or the base of one cannot be determined.
     """
-    *_, base = _chain(model_name, local_files_only=local_files_only)
+    *_, base = checkpoint_chain(model_name, local_files_only=local_files_only)
     return base
 
 
-def _chain(model_name: str, *, local_files_only: bool = False) -> Iterator[str]:
+def checkpoint_chain(model_name: str, *, local_files_only: bool = False) -> Iterator[str]:
     """Yield the locations of an adapter, the adapters under it and their base, in this order; of a model, its own.
 
     Raises:
@@ -318,7 +324,7 @@ def checkpoint_activations(model: PreTrainedModel) -> None:
 def _tokenizer_location(model_name: str, *, local_files_only: bool) -> str:
     """Return the location of a model's tokenizer; for an adapter saved without one, that of its base."""
     # Bases are read only as far as needed: an adapter with a tokenizer has one even if its base is gone.
-    for location in _chain(model_name, local_files_only=local_files_only):
+    for location in checkpoint_chain(model_name, local_files_only=local_files_only):
         if (Path(location) / "tokenizer_config.json").is_file():
             break
     return location

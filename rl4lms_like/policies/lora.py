@@ -20,16 +20,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from rl4lms_like.policies.arguments import LoraArguments
 from rl4lms_like.policies.stacked import (
+    ROWS,
+    EarlierAdapters,
     earlier_adapters,
     last_adapter,
     layer_changes,
     remember_adapter,
+    row_changes,
     stacked,
     stacking_obstacle,
 )
@@ -94,6 +98,17 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
     """
     config = lora_config(peft, dropout=dropout, is_encoder_decoder=bool(model.config.is_encoder_decoder))
     name = str(model.name_or_path)
+    layers_by_weight: list[list[str]] = []
+    if config.trainable_token_indices:
+        rows = sorted(set(config.trainable_token_indices))
+        layers_by_weight = _layers_with_rows(model, rows)
+        config.trainable_token_indices = {layer: rows for layer in layers_by_weight[0]}
+
+        # The config of every T5 says that its weights are tied, also if the output layer has its own. PEFT then ties
+        # the rows of all layers, unless they have other lists of rows: another order is enough.
+        for layer in layers_by_weight[1:]:
+            is_tied = getattr(model.config, "tie_word_embeddings", False)
+            config.trainable_token_indices |= dict.fromkeys(layer, rows[::-1] if is_tied else rows)
 
     # Into the model itself, not by `get_peft_model`: its wrapper is no `PreTrainedModel`.
     with _quietly():
@@ -106,7 +121,60 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
 
     model._hf_peft_config_loaded = True  # makes transformers treat it as a model with adapters
     config.base_model_name_or_path = _lasting(name)
+    _share_rows(model, layers_by_weight)
     _refuse_tied(model)
+
+
+def _layers_with_rows(model: PreTrainedModel, rows: Sequence[int]) -> list[list[str]]:
+    """Return the names of the layers in which a row belongs to a token, grouped by the weight that they share.
+
+    Raises:
+        ModelError: these rows cannot be trained.
+    """
+    name = repr(str(model.name_or_path))
+    output: Any = model.get_output_embeddings()
+    if getattr(output, "bias", None) is not None:
+        raise ModelError(
+            f"the output layer of {name} has a bias, without which PEFT would compute it if rows of it are trained: "
+            f"remove peft to train all weights, or do not name tokens (tokenizer.add_tokens, chat_template: chatml, "
+            f"peft.trainable_token_indices)"
+        )
+
+    inputs: Any = model.get_input_embeddings()
+    n_tokens = len(inputs.weight)
+    if rows[-1] >= n_tokens:
+        raise ModelError(f"peft.trainable_token_indices: {rows[-1]} is no id of the {n_tokens} tokens of {name}")
+
+    # Of a model with tied weights, PEFT finds the other layers itself, also when a saved adapter is loaded.
+    names = {id(module): name for name, module in model.named_modules()}
+    is_tied = output is None or output.weight is inputs.weight
+    says_tied = getattr(model.config, "tie_word_embeddings", False)
+    if is_tied and says_tied:
+        return [[names[id(inputs)]]]
+    if not is_tied and says_tied and len(rows) == 1:
+        raise ModelError(
+            f"PEFT cannot train a single row of {name}, whose output layer is not tied although its config says so: "
+            f"name several tokens, or remove peft to train all weights"
+        )
+
+    # Otherwise all are named: the encoder and the decoder may have one weight, and the output layer another.
+    weights = [inputs.weight]
+    if not is_tied:
+        weights.append(output.weight)
+    groups = []
+    for weight in weights:
+        groups.append([name for name, module in model.named_modules() if getattr(module, "weight", None) is weight])
+    return groups
+
+
+def _share_rows(model: PreTrainedModel, layers_by_weight: Sequence[Sequence[str]]) -> None:
+    """Let layers that share a weight have the same trained rows, in place."""
+    for first, *others in layers_by_weight:
+        layer: Any = model.get_submodule(first)
+        rows = layer.token_adapter.trainable_tokens_delta[NAME]
+        for other in others:
+            layer = model.get_submodule(other)
+            layer.token_adapter.trainable_tokens_delta[NAME] = rows
 
 
 def refuse_unknown_layers(models: Sequence[PreTrainedModel], peft: Mapping[str, Any]) -> None:
@@ -178,6 +246,7 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
         model: a model with adapters; not changed.
     """
     plain = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
+    _merge_rows(plain)
 
     # `merge` adds to the base weight in place, which is still that of `model`: hence the clone.
     for name, layer in list(_adapted(plain)):
@@ -195,6 +264,24 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     plain._hf_peft_config_loaded = False
     del plain.peft_config
     return plain
+
+
+@torch.no_grad()
+def _merge_rows(model: PreTrainedModel) -> None:
+    """Replace layers with trained rows by plain ones with these rows, in place; tied weights stay tied."""
+    weights: dict[int, nn.Parameter] = {}  # by the id of the frozen weight
+    for name, layer in list(_with_rows(model)):
+        base = layer.token_adapter.base_layer
+        if id(base.weight) not in weights:
+            weights[id(base.weight)] = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, base)
+
+    # Also in layers that PEFT does not wrap because no forward pass uses them, such as Marian's `shared`.
+    for module in model.modules():
+        weight = weights.get(id(module._parameters.get("weight")))
+        if weight is not None:
+            module.weight = weight
 
 
 def require_stackable(model: PreTrainedModel) -> None:
@@ -227,7 +314,7 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    config = copy.copy(model.peft_config[NAME])
+    config: Any = copy.copy(model.peft_config[NAME])
 
     if earlier_adapters(model) is not None and not _obstacle(model):
         weights, fields = stacked(model, NAME)
@@ -236,11 +323,15 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     else:
         # The prefix is that of PEFT's wrapper around a model, which its loader expects.
         saved = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
+        if config.trainable_token_indices:  # a critic has no output layer
+            has_rows = [name for name in config.trainable_token_indices if f"{name}.{ROWS}" in saved]
+            config.trainable_token_indices = {name: config.trainable_token_indices[name] for name in has_rows}
         weights = {}
         for name, weight in saved.items():
             # PEFT leaves this end out; it reads both names, transformers only the longer one.
             end = ".weight" if name.endswith("lora_magnitude_vector") else ""
-            weights[f"base_model.model.{name}{end}"] = weight.contiguous()
+            # Layers that share trained rows have them once each in a file, which cannot have one tensor twice.
+            weights[f"base_model.model.{name}{end}"] = weight.detach().clone().contiguous()
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
     # A set's order differs from process to process, and files of equal runs should be equal.
@@ -286,6 +377,7 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     """
     peft = _library()
     trained = {name for name, weight in base.named_parameters() if weight.requires_grad}
+    says_tied = getattr(base.config, "tie_word_embeddings", False)
 
     # PEFT only warns of weights that the folder lacks, and would leave them as they were initialized.
     with _quietly():
@@ -299,6 +391,7 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
             names = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
             obstacle = stacking_obstacle(adapted.peft_config[NAME], names)
             changes = {} if obstacle else layer_changes(base, NAME)
+            rows = {} if obstacle else row_changes(base, NAME)
             model: PreTrainedModel = adapted.merge_and_unload()
         except (ValueError, RuntimeError, KeyError, AttributeError, UserWarning) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -307,9 +400,11 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
             ) from error
 
     # Its low-rank matrices are still needed when new adapters are saved.
-    remember_adapter(model, _lasting(str(base.name_or_path)), changes, obstacle)
+    remember_adapter(model, EarlierAdapters(_lasting(str(base.name_or_path)), changes, rows, obstacle))
 
-    # PEFT froze all weights. The name is that of the adapter, which messages and the next adapter's config show.
+    # PEFT froze all weights, and corrects the config of a T5 with an output layer of its own, by which the next adapter
+    # is built. The name is that of the adapter, which messages and the next adapter's config show.
+    model.config.tie_word_embeddings = says_tied
     model.name_or_path = folder
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in trained)
@@ -326,14 +421,22 @@ def _quietly() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set to")  # PEFT corrects it
         warnings.filterwarnings("ignore", message="Model has `tie_word_embeddings=True`")  # see _refuse_tied
+        warnings.filterwarnings("ignore", message="Input and output embeddings are no longer tied")  # of T5, see above
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys did not")  # checked here
         warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated")  # caused by PEFT
         yield
 
 
 def _adapted(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
-    """Yield the layers that have an adapter, with their names."""
-    return ((name, module) for name, module in model.named_modules() if hasattr(module, "get_base_layer"))
+    """Yield the layers that have a low-rank adapter, with their names."""
+    for name, module in model.named_modules():
+        if hasattr(module, "get_base_layer") and not hasattr(module, "trainable_tokens_delta"):
+            yield name, module
+
+
+def _with_rows(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """Yield the layers that have trained rows, with their names."""
+    return ((name, module) for name, module in model.named_modules() if hasattr(module, "token_adapter"))
 
 
 def _weight_name(layer: Any) -> str:

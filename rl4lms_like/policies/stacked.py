@@ -11,6 +11,9 @@ rows:
     after DoRA              d (W + s1 B1 A1)
     after a second adapter  d (W + s1 B1 A1) + s2 B2 A2 = d (W + s2 [(s1 / s2) B1, B2 / d] [A1; A2])
 
+Trained rows of the embeddings (`trainable_token_indices`) are whole rows in place of those of the base: of a row that
+several adapters have trained, the last one counts.
+
 PEFT and transformers load no adapter whose base is an adapter: transformers raises an error, and PEFT's
 `AutoPeftModelForCausalLM` loads the last adapter alone. In memory, earlier adapters are merged into the frozen weights;
 what they changed is kept with the model (`EarlierAdapters`) until it is saved.
@@ -30,6 +33,8 @@ from transformers.pytorch_utils import Conv1D
 
 _LORA_WEIGHT = re.compile(r"(.+)\.(lora_[AB]\.weight|lora_magnitude_vector(\.weight)?)")
 """Names of the weights that can be stacked: those of adapters in linear layers."""
+ROWS = "token_adapter.trainable_tokens_delta"
+"""End of the names of weights that are trained rows of embeddings or output layers."""
 _KEEPS_BASE = (True, False, "gaussian", "orthogonal")
 """Values of `init_lora_weights` that leave the weights of the base model unchanged."""
 _PREFIX = "base_model.model."
@@ -80,11 +85,13 @@ class EarlierAdapters:
     Args:
         base: the model without adapters, a hub id or an absolute path.
         changes: what they change, by names of layers.
+        rows: rows `[d]` in place of those of the base, by names of layers and ids of tokens.
         obstacle: why they cannot be part of another adapter; empty if they can.
     """
 
     base: str
     changes: Mapping[str, LayerChange]
+    rows: Mapping[str, Mapping[int, Tensor]]
     obstacle: str = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EarlierAdapters:
@@ -95,7 +102,15 @@ class EarlierAdapters:
         changes = dict(self.changes)
         for name, change in later.changes.items():
             changes[name] = changes[name].then(change) if name in changes else change
-        return EarlierAdapters(self.base, changes, self.obstacle or later.obstacle)
+        rows = dict(self.rows)
+        for name, later_rows in later.rows.items():
+            earlier_rows = rows.get(name, {})
+            both = {**earlier_rows, **later_rows}
+
+            # In ascending order, or in the descending one of a layer that PEFT must not tie: see `add_lora`.
+            descends = any(list(ids) != sorted(ids) for ids in (earlier_rows, later_rows))
+            rows[name] = {id: both[id] for id in sorted(both, reverse=descends)}
+        return EarlierAdapters(self.base, changes, rows, self.obstacle or later.obstacle)
 
 
 def earlier_adapters(model: nn.Module) -> EarlierAdapters | None:
@@ -103,16 +118,8 @@ def earlier_adapters(model: nn.Module) -> EarlierAdapters | None:
     return getattr(model, "_earlier_adapters", None)
 
 
-def remember_adapter(model: nn.Module, base: str, changes: Mapping[str, LayerChange], obstacle: str) -> None:
-    """Record that an adapter is merged into the weights of a model, after those recorded before.
-
-    Args:
-        model: gets the record, which is copied with it.
-        base: name of the model that the adapter was trained on.
-        changes: returned by `layer_changes`.
-        obstacle: returned by `stacking_obstacle`.
-    """
-    adapter = EarlierAdapters(base, changes, obstacle)
+def remember_adapter(model: nn.Module, adapter: EarlierAdapters) -> None:
+    """Record in a model that an adapter is merged into its weights, after those recorded before."""
     before = earlier_adapters(model)
     model._earlier_adapters = adapter if before is None else before.then(adapter)  # type: ignore[assignment]
 
@@ -131,7 +138,7 @@ def stacking_obstacle(config: Any, weight_names: Iterable[str]) -> str:
         return f"its init_lora_weights {config.init_lora_weights!r} changes weights of the base"
     if getattr(config, "target_parameters", None):
         return "it has target_parameters"
-    others = sorted(name for name in weight_names if not _LORA_WEIGHT.fullmatch(name))
+    others = sorted(name for name in weight_names if not (_LORA_WEIGHT.fullmatch(name) or name.endswith(ROWS)))
     return f"it has trained {others[0].removeprefix(_PREFIX)!r}, which is no low-rank matrix" if others else ""
 
 
@@ -161,6 +168,24 @@ def layer_changes(model: nn.Module, adapter: str) -> dict[str, LayerChange]:
 
 
 @torch.no_grad()
+def row_changes(model: nn.Module, adapter: str) -> dict[str, dict[int, Tensor]]:
+    """Return the rows that an adapter has trained, by names of layers and ids of tokens, in main memory.
+
+    Args:
+        model: a model with adapters in its layers.
+        adapter: PEFT's name of the adapter.
+    """
+    changes = {}
+    for name, layer in model.named_modules():
+        # Layers that PEFT ties to another one have no rows of their own.
+        rows: Any = getattr(layer, "token_adapter", None)
+        if rows is not None and rows.tied_adapter is None and adapter in rows.trainable_tokens_delta:
+            weight = _copied(rows.trainable_tokens_delta[adapter])
+            changes[name] = dict(zip(rows.token_indices[adapter], weight, strict=True))
+    return changes
+
+
+@torch.no_grad()
 def stacked(model: nn.Module, adapter: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return one adapter of the base model that has the earlier adapters of a model and the one it trains.
 
@@ -174,8 +199,9 @@ def stacked(model: nn.Module, adapter: str) -> tuple[dict[str, Tensor], dict[str
     """
     earlier = earlier_adapters(model)
     assert earlier is not None
-    current = layer_changes(model, adapter)
-    changes = earlier.then(EarlierAdapters(earlier.base, current)).changes
+    current = EarlierAdapters(earlier.base, layer_changes(model, adapter), row_changes(model, adapter))
+    whole = earlier.then(current)
+    changes = whole.changes
 
     # A critic has no output layer.
     layers = dict(model.named_modules())
@@ -185,6 +211,12 @@ def stacked(model: nn.Module, adapter: str) -> tuple[dict[str, Tensor], dict[str
     for name, change in changes.items():
         weights[f"{_PREFIX}{name}.lora_A.weight"] = change.down.contiguous()
         weights[f"{_PREFIX}{name}.lora_B.weight"] = change.up.contiguous()
+
+    token_indices = {}
+    for name, rows in whole.rows.items():
+        if not isinstance(layers[name], nn.Identity):
+            token_indices[name] = list(rows)
+            weights[f"{_PREFIX}{name}.{ROWS}"] = torch.stack(list(rows.values()))
 
     # With DoRA in one layer, PEFT adds it to all of them: a magnitude is the norm of its row, which changes nothing.
     uses_dora = any(change.row_scale is not None for change in changes.values())
@@ -209,6 +241,7 @@ def stacked(model: nn.Module, adapter: str) -> tuple[dict[str, Tensor], dict[str
         "alpha_pattern": {re.escape(name): alphas[name] for name in sorted(alphas) if alphas[name] != alpha},
         "use_rslora": False,
         "use_dora": uses_dora,
+        "trainable_token_indices": token_indices or None,
     }
     return weights, fields
 
@@ -234,7 +267,16 @@ def last_adapter(
     # before has only the last ones.
     trained = {name: layer.lora_A[adapter].weight.shape[0] for name, layer in _adapted_linear(model, adapter)}
     current = {}
+    rows_by_layer = row_changes(model, adapter)
+    whole = earlier.then(EarlierAdapters(earlier.base, {}, rows_by_layer))
+    for name, rows in rows_by_layer.items():
+        saved = weights[f"{name}.{ROWS}"]
+        if len(saved) > len(rows):
+            saved = saved[torch.tensor([id in rows for id in whole.rows[name]])]
+        current[f"{name}.{ROWS}"] = saved
     for key, weight in weights.items():
+        if key.endswith(ROWS):
+            continue
         match = _LORA_WEIGHT.fullmatch(key)
         name = match[1] if match else ""
         if name not in trained:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.small_models.embedded import cache_folder, make_atomically
+from rl4lms_like.small_models.embedded import cache_folder, digest_of_tokenizer, make_atomically
 from rl4lms_like.system.disk import reason
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.wording import excerpt
@@ -113,7 +113,7 @@ def cached_model(model: Any, tokenizer: Any) -> Path:
         digest.update(model.generation_config.to_json_string().encode())
     for content in _weights(model):
         digest.update(content)
-    digest.update(_digest_of_tokenizer(tokenizer))
+    digest.update(digest_of_tokenizer(tokenizer))
 
     def save(folder: Path) -> None:
         model.save_pretrained(folder)
@@ -124,7 +124,7 @@ def cached_model(model: Any, tokenizer: Any) -> Path:
 
 def cached_tokenizer(tokenizer: Any) -> Path:
     """Return a folder with a loaded tokenizer, which is written unless the cache has it."""
-    digest = _digest_of_tokenizer(tokenizer).hex()
+    digest = digest_of_tokenizer(tokenizer).hex()
     return _cached_folder(tokenizer, digest, tokenizer.save_pretrained, "tokenizer_config.json")
 
 
@@ -135,24 +135,6 @@ def _weights(model: Any) -> Iterator[bytes]:
     for name, tensor in sorted(model.state_dict().items()):
         yield f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode()
         yield tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-
-
-def _digest_of_tokenizer(tokenizer: Any) -> bytes:
-    """Return the digest of the files that a tokenizer saves, whatever it was last called with."""
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer.save_pretrained(folder)
-        for file in sorted(Path(folder).rglob("*")):
-            if not file.is_file():
-                continue
-            content = file.read_bytes()
-
-            # A call with `padding` or `truncation` leaves them in the tokenizer, and each call sets them again.
-            if file.name == "tokenizer.json":
-                state = json.loads(content) | {"padding": None, "truncation": None}
-                content = json.dumps(state, sort_keys=True).encode()
-            digest.update(file.name.encode() + b"\0" + content)
-    return digest.digest()
 
 
 def _cached_folder(value: Any, digest: str, save: Any, last_file: str) -> Path:

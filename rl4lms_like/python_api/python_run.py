@@ -594,9 +594,9 @@ class Run:
 
     def _model(self) -> Responder:
         """Return the current model, loaded once until the next training."""
+        from rl4lms_like.config.added_tokens import with_created_models
         from rl4lms_like.inference import responder_of
         from rl4lms_like.run import silence_libraries
-        from rl4lms_like.small_models.embedded import with_embedded_models
         from rl4lms_like.training.inputs import build_tokenizer
 
         if self._responder is not None:
@@ -604,7 +604,7 @@ class Run:
         silence_libraries()
 
         # Before the training the initial model, decoding as in the run's evaluations.
-        config = with_embedded_models(self.config)
+        config = with_created_models(self.config)
         if isinstance(config, RunConfig):
             initial = config.alg.policy.args["model_name"]
             arguments = config.alg.policy.args.get("generation_kwargs")

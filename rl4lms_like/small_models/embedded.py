@@ -178,6 +178,24 @@ def make_atomically(folder: Path, make: Callable[[Path], Any], last_file: str = 
                 raise
 
 
+def digest_of_tokenizer(tokenizer: Any) -> bytes:
+    """Return the digest of the files that a tokenizer saves, whatever it was last called with."""
+    digest = hashlib.sha256()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        for file in sorted(Path(folder).rglob("*")):
+            if not file.is_file():
+                continue
+            content = file.read_bytes()
+
+            # A call with `padding` or `truncation` leaves them in the tokenizer, and each call sets them again.
+            if file.name == "tokenizer.json":
+                state = json.loads(content) | {"padding": None, "truncation": None}
+                content = json.dumps(state, sort_keys=True).encode()
+            digest.update(file.name.encode() + b"\0" + content)
+    return digest.digest()
+
+
 def _make(family: Any, texts: str, folder: Path) -> None:
     from rl4lms_like.small_models import warm_start
 

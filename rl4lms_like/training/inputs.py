@@ -14,16 +14,20 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizer
 
 from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.run_config import AnyConfig, TokenizerConfig
-from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue, set_template_date
+from rl4lms_like.core.chat_template import (
+    ChatTemplate,
+    chat_template_issue,
+    require_markers,
+    set_template_date,
+    template_text,
+)
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
-from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
-from rl4lms_like.system.regular_files import LARGEST_TEMPLATE, read_small
 from rl4lms_like.system.schema import join
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -39,8 +43,8 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     """Return the tokenizer of a config's `tokenizer` block.
 
     Raises:
-        ConfigError: it has no chat template, although the config uses one, or the template's file cannot be read; or
-            it has no such special token to keep.
+        ConfigError: it has no chat template, although the config uses one, or not the template's tokens, or the
+            template's file cannot be read; or it has no such special token to keep.
         ModelError: it cannot be loaded.
     """
     tokenizer = load_tokenizer(
@@ -52,15 +56,14 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
         local_files_only=local_files_only,
     )
 
-    # A text is the path of a template; True stands for the tokenizer's own.
+    # A text is chatml or the path of a template; True stands for the tokenizer's own, which is used as it is.
     if isinstance(config.chat_template, str):
-        try:
-            template = read_small(with_home(config.chat_template), LARGEST_TEMPLATE)
-            tokenizer.chat_template = template.decode("utf-8")
-        except (OSError, UnicodeError, RL4LMsLikeError) as error:
-            raise chat_template_issue(f"cannot read {config.chat_template!r}: {error}") from error
+        tokenizer.chat_template = template_text(config.chat_template)
+        require_markers(tokenizer)
     if config.chat_template and not getattr(tokenizer, "chat_template", None):
-        message = f"the tokenizer of {config.model_name!r} has no chat template; give the path of a Jinja file"
+        message = (
+            f"the tokenizer of {config.model_name!r} has no chat template; write chatml, or the path of a Jinja file"
+        )
         raise chat_template_issue(message)
     if config.template_date is not None:
         set_template_date(tokenizer, config.template_date)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.chat_template import CHATML
 from rl4lms_like.small_models.embedded import is_embedded
 from rl4lms_like.system.disk import with_home
 
@@ -105,7 +106,7 @@ def _shared_text(text: str, key: str, component: str, supplied: dict[str, None])
 
 
 def _is_path(text: str, key: str, component: str) -> bool:
-    if not text or _ADDRESS.match(text):
+    if not text or _ADDRESS.match(text) or (key == "chat_template" and text == CHATML):
         return False
     if key in _NAME_KEYS or (key == "path" and component in _PATH_IS_NAME):
         return is_local(text)

@@ -270,6 +270,7 @@ RUN: dict[str, Row | Silent] = {
         "Be.", see.prompts, {**_CHAT, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
+    "tokenizer.add_tokens": Row(["<think>"], lambda made: len(made.run.tokenizer)),
     "tokenizer.template_date": Row(
         "2020-02-03", see.prompts, {**_DATED, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
@@ -484,6 +485,7 @@ LORA: dict[str, Row | Silent] = {
     "use_rslora": Row(True, see.adapters),
     "use_dora": Row(True, see.adapters),
     "init_lora_weights": Row("gaussian", see.adapter_weights),
+    "trainable_token_indices": Row([5], see.adapters),
 }
 
 _PRETRAIN = {"alg.args.critic_pretrain": {"max_rollouts": 3, "patience": 2, "min_gain": 9.0, "n_epochs": 2}}
@@ -629,6 +631,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.chat_template": Row(True, see.examples, _CHAT),
     "tokenizer.system_prompt": Row("Be.", see.examples, {**_CHAT, "tokenizer.chat_template": True}),
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
+    "tokenizer.add_tokens": Row(["<think>"], lambda made: len(made.run.tokenizer)),
     "tokenizer.template_date": Row("2020-02-03", see.examples, {**_DATED, "tokenizer.chat_template": True}),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),

@@ -14,6 +14,7 @@ from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
@@ -34,6 +35,7 @@ CHANGES = {
     "`args.reference_update_iterations`": {"alg.args.reference_update_iterations": 5},
     "`kl_div.placement: loss`": {"alg.kl_div.placement": "loss"},
     "`kl_div.norm_reward`": {"alg.kl_div.norm_reward": True},
+    "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`env.reward_workers`": {"env.reward_workers": 2},
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
@@ -55,6 +57,7 @@ OFFLINE_CHANGES = {
     "`training_args.neftune_noise_alpha`": {f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`training_args.torch_compile`": {f"{TRAINING}.torch_compile": True},
     "`training_args.label_smoothing_factor`": {f"{TRAINING}.label_smoothing_factor": 0.1},
+    "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
     "`args.reference_update_iterations`": CHANGES["`args.reference_update_iterations`"],
     "`train_evaluation.average`": CHANGES["`train_evaluation.average`"],

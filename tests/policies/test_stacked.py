@@ -217,7 +217,6 @@ def test_merging_on_save_merges_all_stages(checkpoints, tmp_path):
     "foreign",
     [
         {"modules_to_save": ["lm_head"]},
-        {"trainable_token_indices": [3, 4]},
         {"bias": "all"},
         {"init_lora_weights": "pissa"},
         {"target_modules": ["embed_tokens", "q_proj"]},

@@ -197,6 +197,8 @@ OPTIONS: dict[str, list[Any]] = {
     "tokenizer.truncation_side": ["right", "left"],
     "tokenizer.pad_token_as_eos_token": [True, False],
     "tokenizer.max_length": [4, 1],
+    "tokenizer.add_tokens": [["<think>"], [""]],
+    "tokenizer.chat_template": ["chatml"],
     "env.n_envs": [1, 2, 3, 7],
     "env.vec_env": ["dummy", "text", "single"],
     "env.args.terminate_on_eos": [True, False],
