@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, BertTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BertTokenizerFast,
+)
 
 from rl4lms_like.testing.models import SENTENCES, make_causal_lm, make_seq2seq_lm, make_tokenizer, save_model
 
@@ -73,6 +79,17 @@ def causal_regressor(folder: Path) -> None:
         save_model(folder, AutoModelForSequenceClassification.from_config(config), tokenizer)
 
 
+def step_classifier(folder: Path) -> None:
+    """A process reward model of a decoder-only family."""
+    tokenizer = make_tokenizer()
+    settings = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    settings |= {"vocab_size": len(tokenizer), "max_position_embeddings": 512, "initializer_range": 0.5}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AutoConfig.for_model("llama", num_labels=2, **settings)
+        save_model(folder, AutoModelForTokenClassification.from_config(config), tokenizer)
+
+
 def encoder(folder: Path) -> None:
     save_bert(folder, AutoModel)
 
@@ -93,6 +110,7 @@ LOCAL_MODELS: dict[str, Callable[[Path], None]] = {
     "nli": natural_language_inference,
     "regressor": regressor,
     "causal_regressor": causal_regressor,
+    "step_classifier": step_classifier,
     "encoder": encoder,
     "causal": causal,
     "seq2seq": seq2seq,
