@@ -129,7 +129,7 @@ REWARDS = Registry(
         "llm_judge": Entry(
             ".remote:LLMJudgeReward",
             "score by a language model, or fraction of its comparisons that a response wins",
-            needs="an OpenAI-compatible server",
+            needs="an OpenAI-compatible server, or the named model, a causal language model",
         ),
     },
 )

@@ -17,6 +17,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -28,7 +29,14 @@ from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.arguments.seen import Tried
 from tests.scoring.test_spice import STAND_IN
 
-LOADERS = (AutoConfig, AutoTokenizer, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification)
+LOADERS = (
+    AutoConfig,
+    AutoTokenizer,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
