@@ -117,27 +117,29 @@ def test_an_rl_config_of_the_8b_model_trains_a_tiny_one(name, tiny_qwen3, workpl
     assert (folder / "model").is_dir()
 
 
-def sums(n: int) -> list[tuple[str, int]]:
-    return [(f"{a} and {b}?", a + b) for a in range(n) for b in range(n)]
+QUESTIONS = [f"{a} and {6 - a}?" for a in range(7)]
+"""Sums of 6."""
 
 
 def save_tiny_solver(folder) -> str:
-    """A chat model that answers sums of digits in GSM8K's format, half of the answers of its training wrong."""
+    """A chat model that answers the questions in GSM8K's format; half of the answers of its training are random."""
     tokenizer = chat_tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% else %}{% endif %}" \
-        "{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"  # fmt: skip
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}"
+        "{% if m.role == 'assistant' %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    )
     model = make_causal_lm("qwen2", tokenizer, n_positions=512)
     draw = random.Random(0)
     rows = []
-    for question, answer in sums(4) * 4:
-        written = answer if draw.random() < 0.5 else draw.randrange(7)
+    for question in QUESTIONS * 4:
+        written = 6 if draw.random() < 0.5 else draw.randrange(10)
         rows.append(tokenizer(f"{question}#### {written}<|im_end|>", add_special_tokens=False)["input_ids"])
     ids = torch.full((len(rows), max(map(len, rows))), -100)
     for row, tokens in zip(ids, rows, strict=True):
         row[: len(tokens)] = torch.tensor(tokens)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for _ in range(120):
+    for _ in range(60):
         loss = model(input_ids=ids.clamp(min=0), attention_mask=(ids >= 0).long(), labels=ids).loss
         loss.backward()
         optimizer.step()
@@ -149,25 +151,25 @@ def test_grpo_on_gsm8k_learns(tmp_path, monkeypatch):
     """The accuracy of sampled answers rises with a tiny chat model that was made for it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gsm8k").mkdir()
-    rows = "".join(json.dumps({"question": q, "answer": f"#### {a}"}) + "\n" for q, a in sums(4))
+    rows = "".join(json.dumps({"question": question, "answer": "#### 6"}) + "\n" for question in QUESTIONS)
     for split, n in (("train", 5), ("test", 1)):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(rows * n)
     model = save_tiny_solver(tmp_path / "tiny")
     values = models("alg.policy.args.model_name", model) | {
-        "datapool.args.n_val": 16,
+        "datapool.args.n_val": 7,
         "env.args.max_prompt_length": 16,
         "env.args.max_episode_length": 12,
-        "alg.args.learning_rate": 5e-3,
+        "alg.args.learning_rate": 1e-3,
         "alg.args.micro_batch_size": "null",
         "alg.policy.args.generation_kwargs.max_new_tokens": 12,
         "alg.policy.args.dtype": "float32",
         "alg.policy.args.gradient_checkpointing": "false",
         "train_evaluation.generation_kwargs": "null",
-        "train_evaluation.n_iters": 12,
-        "train_evaluation.eval_every": 12,
+        "train_evaluation.n_iters": 10,
+        "train_evaluation.eval_every": 10,
     }
     folder = train(FOLDER / "gsm8k" / "chat_grpo.yml", experiment_name="grpo", overrides=overrides(values))
     lines = (folder / "rollout_info.jsonl").read_text().splitlines()
     rewards = [json.loads(line)["rollout_info/ep_rew"] for line in lines]
-    assert sum(rewards[:2]) / 2 < 0.65, rewards
-    assert sum(rewards[-2:]) / 2 > sum(rewards[:2]) / 2 + 0.2, rewards
+    assert rewards[0] < 0.4, rewards
+    assert sum(rewards[-3:]) / 3 > 0.6, rewards
