@@ -375,7 +375,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
 
 
 def _is_remote(block: Any) -> bool:
-    """Return True if a block of a config, or one inside it, is the reward `http` or `llm_judge`."""
+    """Return True if a block of a config, or one inside it, is the reward `http`, or `llm_judge` with a server."""
     if isinstance(block, list | tuple):
         return any(map(_is_remote, block))
     if not isinstance(block, Mapping):
@@ -384,7 +384,11 @@ def _is_remote(block: Any) -> bool:
     # By id or by import path. A combined reward has its parts in its arguments.
     id = block.get("id")
     is_class = str(id).endswith((":HttpReward", ":LLMJudgeReward"))
-    return id in ("http", "llm_judge") or is_class or any(map(_is_remote, block.values()))
+    is_remote = id in ("http", "llm_judge") or is_class
+    args = block.get("args")
+    if isinstance(args, Mapping) and args.get("model_name") is not None:  # a judge on this machine
+        is_remote = False
+    return is_remote or any(map(_is_remote, block.values()))
 
 
 def _audit_table(results: Sequence[AuditedReward]) -> str:

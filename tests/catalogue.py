@@ -180,6 +180,11 @@ def share_of_vowels(*, prompts, responses, references, meta_infos, vowels):
     return [sum(character in vowels for character in text) / max(len(text), 1) for text in responses]
 
 
+def lengths_of_steps(steps):
+    """What a user names as a `step_function`."""
+    return [float(len(step)) for step in steps]
+
+
 def rewards_of_a_run(generated):
     """What the run's own reward pays, in place of a run."""
     lengths = [float(len(item.text)) for item in generated]
@@ -251,6 +256,8 @@ REWARDS: dict[str, Row] = {
     "repetition_penalty": Row({"ngram_size": 2}),
     "python": Row({"function": "tests.catalogue:share_of_vowels", "kwargs": {"vowels": "aeiou"}}),
     "object": Row({"object": NamedFunction(SentimentReward())}),
+    "process_reward": Row(_and(_with(model_name="step_classifier"), separator=" ")),
+    "step_function": Row({"function": "tests.catalogue:lengths_of_steps", "separator": " "}),
     "http": Row(lambda places: {"url": places.server(), "batch_size": 5}),
     "llm_judge": _JUDGE,
 }

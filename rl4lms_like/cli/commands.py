@@ -21,6 +21,7 @@ from rl4lms_like.cli import (
     quickstart,
     report,
     rollouts,
+    serve_reward,
     show,
     train,
 )
@@ -47,6 +48,7 @@ COMMANDS: dict[str, ModuleType] = {
     "compare": compare,
     "pairs": pairs,
     "pretrain-critic": pretrain_critic,
+    "serve-reward": serve_reward,
     "env": env,
 }
 """Name -> module of a command, in the order of `rl4lms-like --help`. A module has

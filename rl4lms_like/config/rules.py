@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rl4lms_like.algorithms.arguments import CorrectedArguments, NLPOArguments, TRPOArguments
+from rl4lms_like.algorithms.critic_free_arguments import CriticFreeArguments
 from rl4lms_like.algorithms.rules import Algorithm
 from rl4lms_like.config.run_config import (
     DistributedConfig,
@@ -28,6 +29,7 @@ from rl4lms_like.config.run_config import (
     PreferenceAlgConfig,
     PromptPoolConfig,
     PtxConfig,
+    RewardConfig,
     RunConfig,
     SupervisedAlgConfig,
     SupervisedEvaluationConfig,
@@ -49,10 +51,14 @@ from rl4lms_like.policies.arguments import (
     PolicyArguments,
     unsupported_generation,
 )
+from rl4lms_like.rewards import REWARDS
+from rl4lms_like.rewards.base import EpisodeReward
+from rl4lms_like.rewards.steps import StepReward
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import NAMES, TINY_MODEL, is_embedded, unknown_embedded_model
 from rl4lms_like.system.disk import with_home
-from rl4lms_like.system.errors import ConfigIssue, Notice
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError, Notice
+from rl4lms_like.system.functions import NamedFunction
 from rl4lms_like.system.import_paths import trusting
 from rl4lms_like.system.ranks import n_processes
 from rl4lms_like.system.schema import Rule, join
@@ -213,6 +219,50 @@ def steps_with_texts(ptx: PtxConfig | None, alg: Algorithm) -> Issues:
     if ptx is not None and isinstance(alg.arguments, TRPOArguments):
         text = f"cannot be used with {alg.id}, which takes no steps of an optimizer; use another algorithm, such as ppo"
         yield ConfigIssue("alg.ptx", text)
+
+
+def rewards_of_steps(reward_fn: RewardConfig, alg: Algorithm, env: EnvConfig) -> Issues:
+    """Check that rewards of single steps can be credited, and that responses are not compared by their sums."""
+    compares = alg.arguments.is_pairwise
+    if isinstance(alg.arguments, CriticFreeArguments):
+        compares = compares or (alg.arguments.task_reward and alg.arguments.baseline != "none")
+
+    for path in step_credits("reward_fn", vars(reward_fn)):
+        if compares:
+            text = f"{alg.id} compares the rewards of responses, and the sum of the scores rewards more steps"
+            yield ConfigIssue(path, f"{text}: set it to mean, min or last")
+        elif env.vec_env != "text":
+            text = f"the scores of steps are not known token by token, as {env.vec_env!r} needs them"
+            yield ConfigIssue(path, f"{text}: set it to mean, min or last, or env.vec_env to text")
+
+
+def step_credits(path: str, block: Any) -> Iterator[str]:
+    """Yield the path of the argument `aggregate` of each reward of steps that has none, in a reward's block."""
+    if isinstance(block, list | tuple):
+        for index, item in enumerate(block):
+            yield from step_credits(join(path, index), item)
+    if not isinstance(block, Mapping):
+        return
+    for key, value in block.items():
+        yield from step_credits(join(path, key), value)
+
+    id, args = block.get("id"), block.get("args")
+    if not isinstance(id, str) or not isinstance(args, Mapping):
+        return
+    reward = args["object"].value if isinstance(args.get("object"), NamedFunction) else None
+    if isinstance(reward, EpisodeReward):
+        if not reward.terminal:
+            yield path
+    elif _is_step_reward(id) and args.get("aggregate") is None:
+        yield join(path, "args.aggregate")
+
+
+def _is_step_reward(id: str) -> bool:
+    try:
+        kind = REWARDS.resolve(id)
+    except (ConfigError, MissingExtraError):  # errors of their own
+        return False
+    return isinstance(kind, type) and issubclass(kind, StepReward)
 
 
 def rollouts_in_episodes(alg: Algorithm, env: EnvConfig) -> Issues:
@@ -402,6 +452,7 @@ ON_POLICY: tuple[Rule, ...] = (
     policy_of_a_file,
     sampler_with_rewards,
     whole_groups,
+    rewards_of_steps,
     rollouts_in_episodes,
     steps_with_texts,
     masks_for_nlpo,

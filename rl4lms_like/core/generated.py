@@ -20,12 +20,14 @@ class Generated:
         text: text of the response.
         prompt_ids: token ids of the prompt `[prompt_length]`, truncated, not padded; None if only texts are known.
         response_ids: token ids of the response `[response_length]`; None if only texts are known.
+        steps: texts of its steps; None if it was not split.
     """
 
     sample: Sample
     text: str
     prompt_ids: np.ndarray | None = None
     response_ids: np.ndarray | None = None
+    steps: tuple[str, ...] | None = None
 
 
 def of_texts(

@@ -151,7 +151,7 @@ METRICS = Registry(
         "llm_judge": Entry(
             ".learned:LLMJudgeMetric",
             "score by a language model, or fraction of their comparisons that the responses win",
-            needs="an OpenAI-compatible server",
+            needs="an OpenAI-compatible server, or the named model, a causal language model",
             keys=("semantic/llm_judge",),
         ),
         "bert_score": Entry(

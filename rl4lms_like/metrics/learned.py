@@ -90,6 +90,6 @@ class IntentAccuracyDailyDialog(IntentMatch, ScoreMetric):
 
 
 class LLMJudgeMetric(LLMJudge, ScoreMetric):
-    """Score of the responses by a language model on an OpenAI-compatible server, or how often they win comparisons."""
+    """Score of the responses by a language model, on a server or this machine, or how often they win comparisons."""
 
     keys = ("semantic/llm_judge",)

@@ -115,13 +115,21 @@ REWARDS = Registry(
         "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),
         "python": Entry(".python_function:PythonReward", "return value of a Python function, sync or async"),
         "object": Entry(".python_function:built_reward", "a reward that was built in Python"),
+        "process_reward": Entry(
+            ".steps:ProcessReward",
+            "probability that each step of the response is good, at the end of the step",
+            needs="the named model, a token classifier",
+        ),
+        "step_function": Entry(
+            ".steps:StepFunctionReward", "scores of a Python function for the steps of the response, at their ends"
+        ),
         "http": Entry(
             ".remote:HttpReward", "rewards returned by a server to a POST of the texts", needs="a scoring server"
         ),
         "llm_judge": Entry(
             ".remote:LLMJudgeReward",
             "score by a language model, or fraction of its comparisons that a response wins",
-            needs="an OpenAI-compatible server",
+            needs="an OpenAI-compatible server, or the named model, a causal language model",
         ),
     },
 )

@@ -106,6 +106,18 @@ class GeneratedReward(BatchedRewardFunction):
         """Return one finite number for each of the `n` finished responses."""
 
 
+class EpisodeReward(RewardFunction):
+    """Reward of several tokens of a finished response, computed for many responses in one call.
+
+    Unless it is `terminal`, tokens before the last one have rewards that are known only when the response is finished:
+    such a reward cannot be computed token by token.
+    """
+
+    @abstractmethod
+    def rewards_of(self, episodes: Sequence[Observation]) -> Sequence[Sequence[float]]:
+        """Return the rewards of `n` finished responses, each with one finite number for each of its tokens."""
+
+
 AnyReward: TypeAlias = RewardFunction | BatchedRewardFunction
 """Either kind of reward. For a constructor parameter of this type, a config gives `{id, args}` of the reward."""
 

@@ -27,7 +27,14 @@ import numpy as np
 from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import Observation
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.rewards.base import AnyReward, BatchedRewardFunction, GeneratedReward, RewardFunction, RewardOfParts
+from rl4lms_like.rewards.base import (
+    AnyReward,
+    BatchedRewardFunction,
+    EpisodeReward,
+    GeneratedReward,
+    RewardFunction,
+    RewardOfParts,
+)
 from rl4lms_like.system.errors import RewardError
 from rl4lms_like.system.wording import beginning, excerpt, raised
 
@@ -167,11 +174,13 @@ def leaves(reward_fn: AnyReward) -> Iterator[Leaf]:
 
 def is_batched(reward_fn: AnyReward) -> bool:
     """Return True if the reward, or a part of it, scores many texts in one call."""
-    return any(isinstance(leaf.reward, BatchedRewardFunction) for leaf in leaves(reward_fn))
+    return any(isinstance(leaf.reward, BatchedRewardFunction | EpisodeReward) for leaf in leaves(reward_fn))
 
 
 def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation], none: _None) -> np.ndarray:
     """Return the scores of all tokens, flat `[n_tokens]` float64; a terminal reward is called for last tokens only."""
+    if isinstance(reward_fn, EpisodeReward):
+        return _scores_of_whole_episodes(reward_fn, episodes)
     lengths = [episode.n_actions for episode in episodes]
     scores_last_token_only = is_terminal(reward_fn)
 
@@ -200,6 +209,32 @@ def _scores_of_episodes(reward_fn: AnyReward, episodes: Sequence[Observation], n
     else:
         rewards[:] = scores
     return rewards
+
+
+def _scores_of_whole_episodes(reward_fn: EpisodeReward, episodes: Sequence[Observation]) -> np.ndarray:
+    """Return the scores of all tokens, flat `[n_tokens]` float64, from one call with all episodes."""
+    batch = f"a batch of {len(episodes)}, which starts with {named(episodes[0])}"
+    try:
+        scores = reward_fn.rewards_of(episodes)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise RewardError(f"{_name(reward_fn)} failed on {batch}: {raised(error)}") from error
+
+    if len(scores) != len(episodes):
+        raise RewardError(f"{_name(reward_fn)} returned {len(scores)} lists for {batch}; expected {len(episodes)}")
+    numbers: list[float] = []
+    for episode, of_tokens in zip(episodes, scores, strict=True):
+        if len(of_tokens) != episode.n_actions:
+            counts = f"{len(of_tokens)} numbers for the {episode.n_actions} tokens of {named(episode)}"
+            raise RewardError(f"{_name(reward_fn)} returned {counts}")
+        for value in of_tokens:
+            number = finite_number(value)
+            if number is None:
+                what = f"{excerpt(value)} for a token of {named(episode)}"
+                raise RewardError(f"{_name(reward_fn)} returned {what}; expected one finite number")
+            numbers.append(number)
+    return np.asarray(numbers)
 
 
 def is_terminal(reward_fn: AnyReward) -> bool:
@@ -234,7 +269,7 @@ def _score_of_token(
     except BaseException as error:
         raise RewardError(f"{_name(reward_fn)} failed on {_token(current)}: {raised(error)}") from error
 
-    number = none if score is None else _finite(score)
+    number = none if score is None else finite_number(score)
     if number is None:
         where = _token(current)
         raise RewardError(f"{_name(reward_fn)} returned {excerpt(score)} for {where}; expected one finite number")
@@ -295,7 +330,7 @@ def _scores_of_batch(
 
     numbers = []
     for index, value in enumerate(values):
-        number = none if value is None else _finite(value)
+        number = none if value is None else finite_number(value)
         if number is None:
             raise RewardError(
                 f"{_name(reward_fn)} returned {excerpt(value)} for {named(states[index])}, entry {index} of "
@@ -360,7 +395,7 @@ def as_list(scores: Any) -> list[Any] | None:
     return list(values)
 
 
-def _finite(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return the value as a float, or None unless it is one finite number in float32's range."""
     # `float` would accept "0.5".
     if isinstance(value, (str, bytes)):

@@ -89,6 +89,9 @@ class HttpReward(HttpClient, TextReward):
 
 
 class LLMJudgeReward(LLMJudge, ScoreReward):
-    """Score of each response by a language model on an OpenAI-compatible server, or how often it wins comparisons."""
+    """Score of each response by a language model, on a server or this machine, or how often it wins comparisons."""
 
-    is_local = False
+    @property
+    def is_local(self) -> bool:  # type: ignore[override]
+        """False for a model on a server."""
+        return self.model_name is not None

@@ -172,21 +172,26 @@ class Classifier(FrozenModel):
         if label is None and n_labels == 1:
             return 0
 
-        # A number is an index and a text a name: if a checkpoint names its labels "1" to "5", 1 and "1" differ.
-        names = [str(config.id2label.get(index, index)) for index in range(n_labels)]
-        index = names.index(label) if label in names else label
-        if isinstance(index, int) and 0 <= index < n_labels:
-            return index
-
-        known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
-        problem = "no label is selected" if label is None else f"there is no label {label!r}"
-        raise ModelError(f"{self.model_name!r}: {problem}; its labels are {known}")
+        return index_of_label(self.model_name, config, label)
 
     def check_label(self, label: int | str | None, *, single: bool = True) -> None:
         """Call `label_index` for a local checkpoint, without loading weights."""
         config = self.local_config()
         if config is not None:
             self.label_index(label, single=single, config=config)
+
+
+def index_of_label(model_name: str, config: Any, label: int | str | None) -> int:
+    """Return the index of a label among those of a model's config; a `ModelError` lists them if it is none of them."""
+    # A number is an index and a text a name: if a checkpoint names its labels "1" to "5", 1 and "1" differ.
+    names = [str(config.id2label.get(index, index)) for index in range(int(config.num_labels))]
+    index = names.index(label) if label in names else label
+    if isinstance(index, int) and 0 <= index < len(names):
+        return index
+
+    known = ", ".join(f"{index} ({name!r})" for index, name in enumerate(names))
+    problem = "no label is selected" if label is None else f"there is no label {label!r}"
+    raise ModelError(f"{model_name!r}: {problem}; its labels are {known}")
 
 
 def classifier_of(score: ModelArguments, model_name: str, **settings: Any) -> Classifier:

@@ -1,6 +1,7 @@
-"""Scores by a language model behind an OpenAI-compatible chat endpoint.
+"""Scores by a language model behind an OpenAI-compatible chat endpoint, or on this machine.
 
     prompt, response ─ template ─> POST {url}/chat/completions ─> answer ─ regex or JSON key ─> number
+                               └─> generation with transformers ─┘
 
     compare_with: null          one number for each response, the mean of n_samples answers
     compare_with: responses     fraction of the other responses to its prompt against which a response wins
@@ -20,19 +21,22 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from hashlib import sha256
 from itertools import combinations
 from statistics import fmean
 from typing import Any, Literal
 
+from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.scoring.answering import AnsweringModel
 from rl4lms_like.scoring.answers import compiled, extracted
+from rl4lms_like.scoring.frozen import version_of
 from rl4lms_like.scoring.score import Score, Texts
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.event_loop import EventLoop, gathered
 from rl4lms_like.system.http_client import HttpClient, RemoteError, check_url, secret_headers
-from rl4lms_like.system.numbers import Count, Finite, NonNegative, Positive, Whole
+from rl4lms_like.system.numbers import Count, Day, Finite, NonNegative, Positive, Whole
 from rl4lms_like.system.wording import beginning
 
 RATE = """\
@@ -78,6 +82,13 @@ _MOST_BROKEN_OBJECTS = 1000
 """Number of beginnings of objects that are no JSON, above which an answer has no score."""
 _LARGEST_BODY = 2**20
 """Bytes of the body of an answer."""
+_OF_SERVER = (
+    *("url", "model", "n_samples", "temperature", "request", "repeats", "concurrency", "timeout_s", "retries"),
+    *("headers_from_env", "answer_models"),
+)
+"""Arguments that only have an effect with `url`: a local model answers greedily, so one more answer is the same."""
+_OF_MODEL = ("max_new_tokens", "batch_size", "device", "dtype", "template_date", "trust_remote_code")
+"""Arguments that only have an effect with `model_name`."""
 _LOCKED_S = 60.0
 """Seconds to wait while another process writes to the cache."""
 
@@ -140,10 +151,10 @@ class AnswerCache:
 
 @dataclass(eq=False, repr=False)
 class LLMJudge(Score):
-    """Score of a response by a language model on an OpenAI-compatible server (`POST {url}/chat/completions`).
+    """Score of a response by a language model, on an OpenAI-compatible server (`POST {url}/chat/completions`) or here.
 
     Args:
-        url: address of the API, `http://127.0.0.1:8000/v1`, without user name and password.
+        url: address of the API, `http://127.0.0.1:8000/v1`, without user name and password; or set `model_name`.
         model: name of the model on the server. An answer of another model is an error; versions of a name are the same.
         template: message to the model, with the placeholders `{response}` and optionally `{prompt}` and `{reference}`;
             with `compare_with`, `{response_a}` and `{response_b}`. Default: a rating from 1 to 10, or a comparison.
@@ -167,10 +178,19 @@ class LLMJudge(Score):
             `{Authorization: JUDGE_AUTHORIZATION}` with the value `Bearer ...`.
         cache: folder in which answers are stored; they are found again by URL, request and number of the sample.
         answer_models: further names under which the server's answers are accepted, if `model` is an alias.
+        model_name: in place of `url` and `model`: hub id or local folder of a causal language model that answers here,
+            greedily.
+        max_new_tokens: with `model_name`: maximum length of an answer.
+        batch_size: with `model_name`: messages that are answered together.
+        device: with `model_name`: device of the model; `auto` uses a GPU if available.
+        dtype: with `model_name`: data type of its weights.
+        template_date: with `model_name`: the day that its chat template writes as today, such as 2026-11-20. Needed by
+            templates that write it.
+        trust_remote_code: with `model_name`: run code shipped with the checkpoint.
     """
 
-    url: str
-    model: str
+    url: str | None = None
+    model: str | None = None
     template: str | None = None
     compare_with: Literal["responses", "references"] | None = None
     score_regex: str | None = None
@@ -189,6 +209,13 @@ class LLMJudge(Score):
     headers_from_env: dict[str, str] | None = None
     cache: str | None = None
     answer_models: list[str] | None = None
+    model_name: str | None = None
+    max_new_tokens: Count = 256
+    batch_size: Count = 8
+    device: Device = "auto"
+    dtype: Dtype = "float32"
+    template_date: Day | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         is_rating = self.compare_with is None
@@ -204,6 +231,24 @@ class LLMJudge(Score):
         self.needs_references = self.compare_with == "references" or "{reference}" in self._template
 
         self._cache = None if self.cache is None else AnswerCache(self.cache)
+        self._answering_model: AnsweringModel | None = None
+        if self.model_name is not None:
+            self._answering_model = AnsweringModel(
+                self.model_name,
+                template_date=self.template_date,
+                device=self.device,
+                dtype=self.dtype,
+                trust_remote_code=self.trust_remote_code,
+            )
+        else:
+            self._connect()
+
+        # Of this process, in all calls: what `max_requests` and `max_seconds` limit.
+        self._n_requests = 0
+        self._seconds = 0.0
+
+    def _connect(self) -> None:
+        assert self.url is not None
         self._loop = EventLoop("judge")
         self._client = HttpClient(
             f"{self.url.rstrip('/')}/chat/completions",
@@ -213,14 +258,17 @@ class LLMJudge(Score):
             max_response_bytes=_LARGEST_BODY,
             max_connections=self.concurrency,
         )
-        # Of this process, in all calls: what `max_requests` and `max_seconds` limit.
-        self._n_requests = 0
-        self._seconds = 0.0
+
+    @property
+    def _name(self) -> str:
+        """What answers, in messages."""
+        return str(self.url if self.model_name is None else self.model_name)
 
     def _issues(self) -> Iterator[str]:
         """Yield everything that is wrong with the arguments."""
+        yield from self._issues_of_kind()
         checks: tuple[Callable[[], object], ...] = (
-            lambda: check_url(self.url),
+            lambda: None if self.url is None else check_url(self.url),
             lambda: secret_headers(self.headers_from_env),
             self._check_regex,
             self._check_request,
@@ -238,6 +286,21 @@ class LLMJudge(Score):
             yield "score_range, rescale: have no effect with compare_with; remove them"
         if self.n_samples > 1 and self.temperature == 0:
             yield "temperature: answers at temperature 0 are equal; for n_samples above 1 set it above 0"
+
+    def _issues_of_kind(self) -> Iterator[str]:
+        """Yield arguments of a server and of a local model that are set together, and those that are missing."""
+        defaults = {field.name: field.default for field in fields(self)}
+        if self.model_name is not None:
+            for name in _OF_SERVER:
+                if getattr(self, name) != defaults[name]:
+                    yield f"{name}: is of a server, and model_name is a model on this machine, which answers greedily"
+            return
+
+        if self.url is None or self.model is None:
+            yield "url, model: set both, or model_name for a model on this machine"
+        for name in _OF_MODEL:
+            if getattr(self, name) != defaults[name]:
+                yield f"{name}: has no effect without model_name"
 
     def _template_issues(self) -> Iterator[str]:
         """Yield placeholders that nothing would replace, and those without which the model sees no response."""
@@ -347,15 +410,17 @@ class LLMJudge(Score):
         missing = [key for key in message_of if key not in values]
         if self.max_requests is not None and self._n_requests + len(missing) > self.max_requests:
             left = f"{len(missing)} requests are needed and {self.max_requests - self._n_requests} are left"
-            raise RemoteError(f"{self.url}: {left} of max_requests: {self.max_requests}")
+            raise RemoteError(f"{self._name}: {left} of max_requests: {self.max_requests}")
 
         start = time.monotonic()
         try:
-            calls = [partial(self._ask, key, message_of[key]) for key in missing]
-            new_values = self._loop.run(self._in_time(calls))
+            if self._answering_model is not None:
+                values |= self._generated(self._answering_model, {key: message_of[key] for key in missing})
+            else:
+                calls = [partial(self._ask, key, message_of[key]) for key in missing]
+                values |= zip(missing, self._loop.run(self._in_time(calls)), strict=True)
         finally:
             self._seconds += time.monotonic() - start
-        values |= zip(missing, new_values, strict=True)
 
         means = []
         for message in messages:
@@ -375,14 +440,38 @@ class LLMJudge(Score):
                 values[key] = value
         return values
 
+    def _generated(self, model: AnsweringModel, message_of: dict[str, str]) -> dict[str, float]:
+        """Return the values of the answers that a local model generates, by key, and store the answers."""
+        start = time.monotonic()
+        keys = list(message_of)
+        values: dict[str, float] = {}
+        answers = model.answers(
+            list(message_of.values()), max_new_tokens=self.max_new_tokens, batch_size=self.batch_size
+        )
+        for answer in answers:
+            value = self._value(answer.text) if answer.is_complete else None
+            if value is None:
+                detail = self._without_score(1, is_complete=answer.is_complete, limit="max_new_tokens")
+                raise ValueError(f"{self._name} {detail}: {answer.text[:200]!r}")
+            self._store(keys[answer.index], answer.text)
+            values[keys[answer.index]] = value
+            self._n_requests += 1
+            if self.max_seconds is not None and self._seconds + time.monotonic() - start > self.max_seconds:
+                raise RemoteError(f"{self._name}: the answers took longer than max_seconds: {self.max_seconds:g}")
+        return values
+
     async def _in_time(self, calls: Sequence[Callable[[], Awaitable[float]]]) -> list[float]:
         left = None if self.max_seconds is None or not calls else self.max_seconds - self._seconds
         try:
             return await asyncio.wait_for(gathered(calls, self.concurrency), left)
         except asyncio.TimeoutError:
-            raise RemoteError(f"{self.url}: the answers took longer than max_seconds: {self.max_seconds:g}") from None
+            raise RemoteError(f"{self._name}: the answers took longer than max_seconds: {self.max_seconds:g}") from None
 
     def _body(self, message: str) -> bytes:
+        if self.model_name is not None:
+            # Everything on which an answer depends; a folder that is written again has another version.
+            settings = [self.model_name, version_of(self.model_name), self.max_new_tokens, self.dtype]
+            return json.dumps([*settings, self.template_date, message]).encode()
         body = {"model": self.model, "messages": [{"role": "user", "content": message}], **(self.request or {})}
         if self.temperature is not None:
             body["temperature"] = self.temperature
@@ -392,7 +481,7 @@ class LLMJudge(Score):
         """Return the cache keys of a message's samples: hashes of URL, request and number of the sample."""
         keys = []
         for sample in range(self.n_samples):
-            content = b"\n".join([self.url.encode(), self._body(message), str(sample).encode()])
+            content = b"\n".join([(self.url or "").encode(), self._body(message), str(sample).encode()])
             keys.append(sha256(content).hexdigest())
         return keys
 
@@ -404,18 +493,27 @@ class LLMJudge(Score):
             # The "Score: 1" of an answer that was cut off may be the beginning of "Score: 10".
             value = self._value(answer) if is_complete else None
             if value is not None:
-                if self._cache is not None:
-                    self._cache.write(key, answer)
+                self._store(key, answer)
                 return value
 
         # An answer without a score is no score of 0: the run stops, and the message shows the last answer.
+        detail = self._without_score(
+            self.repeats + 1, is_complete=is_complete, limit="the limit of tokens in `request`"
+        )
+        raise self._client.error(detail, answer.encode(errors="replace"))
+
+    def _store(self, key: str, answer: str) -> None:
+        if self._cache is not None:
+            self._cache.write(key, answer)
+
+    def _without_score(self, n_answers: int, *, is_complete: bool, limit: str) -> str:
+        """Return what is wrong with the last of some answers, of which none has a score, for an error."""
+        if not is_complete:
+            cut_off = f"cut off its answers (finish_reason: length), also the last of {n_answers}"
+            return f"{cut_off}; raise {limit}; the answer"
         what = f"the key {self.score_json!r}" if self.score_json else f"the regex {self._regex!r}"
         valid = "" if self.compare_with or self.score_range is None else " from {:g} to {:g}".format(*self.score_range)
-        detail = f"answered {self.repeats + 1} times without a valid score{valid} under {what}; the last answer"
-        if not is_complete:
-            detail = f"cut off its answers (finish_reason: length), also the last of {self.repeats + 1}"
-            detail += "; raise the limit of tokens in `request`; the answer"
-        raise self._client.error(detail, answer.encode(errors="replace"))
+        return f"answered {n_answers} times without a valid score{valid} under {what}; the last answer"
 
     async def _answer(self, message: str) -> tuple[str, bool]:
         """Return the text of one answer without secrets, which a server may repeat, and whether it is complete."""

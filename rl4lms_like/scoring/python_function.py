@@ -5,6 +5,7 @@ A function gets what the names of its parameters say, as keyword arguments:
     responses, prompts, references, meta_infos     lists with one entry per response; returns one value per response
     response, prompt, references, meta_info        one call per response, which returns a value
     completions, prompts, completion_ids           the form of TRL's trainers: texts, or for conversations messages
+    steps, and the names of one response           one call per response, which returns a value for each step
     any other name                                 the column of the data with this name (a key of `meta_info`)
 
 `**kwargs` gets the others: in TRL's form all columns, otherwise all names of the form. The function may be `async`.
@@ -37,7 +38,8 @@ T = TypeVar("T")
 BATCHED_NAMES = ("prompts", "responses", "references", "meta_infos")
 SINGLE_NAMES = ("prompt", "response", "references", "meta_info")
 TRL_NAMES = ("prompts", "completions", "completion_ids")
-"""Parameters that get the texts in each of the three forms."""
+STEP_NAMES = (*SINGLE_NAMES, "steps")
+"""Parameters that get the texts in each form."""
 
 SIGNS = {"responses": BATCHED_NAMES, "response": SINGLE_NAMES, "completions": TRL_NAMES, "completion_ids": TRL_NAMES}
 """Parameter for the responses -> the form that it is the sign of."""
@@ -238,7 +240,10 @@ class FunctionScore:
         """Return the keyword arguments of the call for one response."""
         sample = item.sample
         row = (sample.prompt_or_input_text, item.text, sample.references, sample.meta_data)
-        values = dict(zip(SINGLE_NAMES, row, strict=True))
+        values: dict[str, Any] = dict(zip(SINGLE_NAMES, row, strict=True))
+        if self._form == STEP_NAMES:
+            assert item.steps is not None
+            values["steps"] = list(item.steps)
         arguments = values
         if not self._parameters.takes_others:
             arguments = {name: value for name, value in values.items() if name in self._parameters.names}
@@ -317,6 +322,18 @@ class FunctionScore:
         if not wait([future], self.timeout_s).done:
             raise TimeoutError(f"no answer within {self.timeout_s:g} s")
         return future.result()
+
+
+class StepFunctionScore(FunctionScore):
+    """Values of a Python function for the steps of a response: a list for each response, of which it gets `steps`."""
+
+    def _form_of(self, parameters: Parameters) -> tuple[str, ...]:
+        if "steps" not in parameters.names:
+            others = ", ".join(parameters.names) or "none"
+            raise ValueError(
+                f"function: {self._path!r} has no parameter 'steps', so it cannot score steps; it has: {others}"
+            )
+        return STEP_NAMES
 
 
 def built_object(name: Any, argument: str) -> Any:

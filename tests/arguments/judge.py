@@ -8,8 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.system.errors import MetricError, RewardError
+from tests.arguments.model_sights import batches, devices, precisions, trusted
 from tests.arguments.seen import Acts, Silent, Tried
+from tests.catalogue import Places
 from tests.judge_server import Answer, JudgeServer, judge_server, varied
 
 
@@ -86,6 +89,21 @@ def of_an_alias(tried: Tried) -> str:
     return "accepted"
 
 
+def day_of_template(tried: Tried) -> str:
+    """What the template of the model's tokenizer writes as today."""
+    tokenizer = tried.component._answering_model.tokenizer
+    tokenizer.chat_template = "{{ strftime_now('%Y-%m-%d') }}"
+    return ChatTemplate(tokenizer).render([{"role": "user", "content": "?"}])
+
+
+def _model(role: str) -> Callable[[Places], str]:
+    return lambda places: places.model(role)
+
+
+_OF_MODEL: dict[str, Any] = {"model_name": _model("judge"), "template": "{response}\n"}
+_HERE: dict[str, Any] = {"others": _OF_MODEL, "without": ("url", "model")}
+"""A model on this machine in place of a server."""
+
 ROWS: dict[str, Acts | Silent] = {
     "url": Acts(lambda places: JudgeServer(lambda body: "Score: 4").url),
     "model": Acts("another"),
@@ -106,5 +124,12 @@ ROWS: dict[str, Acts | Silent] = {
     "max_seconds": Acts(1e-6, refused="max_seconds"),
     "headers_from_env": Acts({"X-Who": "NAME_OF_WHO_ASKS"}, header),
     "answer_models": Acts(["alias"], of_an_alias),
+    "model_name": Acts(_model("other_judge"), **_HERE),
+    "max_new_tokens": Acts(1, refused="raise max_new_tokens", **_HERE),
+    "batch_size": Acts(1, sees=batches, **_HERE),
+    "device": Acts("cuda:1", sees=devices, **_HERE | {"others": _OF_MODEL | {"device": "cpu"}}),
+    "dtype": Acts("bfloat16", sees=precisions, **_HERE),
+    "template_date": Acts("2026-11-20", sees=day_of_template, **_HERE),
+    "trust_remote_code": Acts(True, sees=trusted, **_HERE),
     "cache": Acts(lambda places: str(places.root / "judge"), n_requests),
 }

@@ -14,14 +14,29 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from rl4lms_like.scoring import captions, frozen
 from rl4lms_like.system.errors import RL4LMsLikeError
 from tests.arguments.seen import Tried
 from tests.scoring.test_spice import STAND_IN
 
-LOADERS = (AutoConfig, AutoTokenizer, AutoModel, AutoModelForSequenceClassification)
+LOADERS = (
+    AutoConfig,
+    AutoTokenizer,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from tests.arguments.models import (
     BLEURT,
     INTENT_ACCURACY,
     LEARNED_REWARD,
+    OF_WEIGHTS,
     REWARD_MODEL,
+    TRUST_REMOTE_CODE,
     concepts,
     dialogues,
     other,
@@ -24,6 +26,15 @@ _BY_SPICE = {"spice_coeff": 1.0, "cider_coeff": 0.0}
 ROWS: dict[str, dict[str, Acts | Silent]] = {
     "learned_reward": LEARNED_REWARD,
     "reward_model": REWARD_MODEL,
+    "process_reward": {
+        "model_name": Acts(other("step_classifier")),
+        "separator": Acts("o"),
+        "aggregate": Acts("min"),
+        "model_separator": Acts("!"),
+        "label": Acts(0),
+        "trust_remote_code": TRUST_REMOTE_CODE,
+        **OF_WEIGHTS,
+    },
     "bert_score": BERT_SCORE,
     "bleurt": {"checkpoint": Acts(other("regressor")), **BLEURT},
     "intent_accuracy": {

@@ -55,6 +55,23 @@ async def takes_its_time(*, prompts, responses, references, meta_infos, vowels):
     return [1.0] * len(responses)
 
 
+def vowels_of_steps(*, steps, factor=1.0):
+    """Vowels of each step."""
+    return [factor * sum(character in "aeiou" for character in step) for step in steps]
+
+
+async def calls_for_steps_under_way(*, steps, response):
+    """How many of its calls wait at the same time, for each step."""
+    found = await calls_under_way(prompt="", response=response, references=[], meta_info=None, vowels="")
+    return [found] * len(steps)
+
+
+async def steps_take_their_time(*, steps):
+    """Ones, after a while."""
+    await asyncio.sleep(0.1)
+    return [1.0] * len(steps)
+
+
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
@@ -228,6 +245,16 @@ ROWS: Rows = {
         "kwargs": Acts({"vowels": "g"}),
         "max_concurrency": Acts(1, others={"function": f"{_HERE}calls_under_way", "batched": False}),
         "timeout_s": Acts(0.001, others={"function": f"{_HERE}takes_its_time"}, refused="no answer within 0.001 s"),
+    },
+    "step_function": {
+        "function": Acts(f"{_HERE}vowels_of_steps"),
+        "separator": Acts("o"),
+        "aggregate": Acts("mean"),
+        "kwargs": Acts({"factor": 2.0}, others={"function": f"{_HERE}vowels_of_steps"}),
+        "max_concurrency": Acts(1, others={"function": f"{_HERE}calls_for_steps_under_way"}),
+        "timeout_s": Acts(
+            0.001, others={"function": f"{_HERE}steps_take_their_time"}, refused="no answer within 0.001 s"
+        ),
     },
     "object": {"object": Acts(NamedFunction(RewardSentencesWithDates()))},
     "http": {

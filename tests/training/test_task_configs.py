@@ -105,6 +105,22 @@ def made_before(name):
     ]  # fmt: skip
 
 
+def write_chat_data(folder):
+    """Conversations, prompts and preferences in place of the user's own."""
+    question, answer = ({"role": role, "content": "1 and 1?"} for role in ("user", "assistant"))
+    worse = {"role": "assistant", "content": "no"}
+    rows = {
+        "chat/train.jsonl": {"messages": [question, answer]},
+        "chat/val.jsonl": {"messages": [question, answer]},
+        "chat/prompts.jsonl": {"messages": [question]},
+        "preferences/train.jsonl": {"prompt": [question], "chosen": [answer], "rejected": [worse]},
+        "preferences/val.jsonl": {"prompt": [question], "chosen": [answer], "rejected": [worse]},
+    }
+    for name, row in rows.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text((json.dumps(row) + "\n") * 64)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch):
     """No model is loaded or made for it; what a run before it makes, or its reader downloads, is stood in for."""
@@ -115,6 +131,7 @@ def test_every_file_passes_the_check(name, tiny_gpt2_dir, tmp_path, monkeypatch)
     (tmp_path / "gsm8k").mkdir()
     for split in ("train", "test"):
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text('{"question": "1 and 1?", "answer": "#### 2"}\n' * 201)
+    write_chat_data(tmp_path)
     config = load_config(FOLDER / name, [f"{place}={json.dumps(str(tiny_gpt2_dir))}" for place in made_before(name)])
     assert not cache_folder().exists()
     if "/tiny_" in name:
