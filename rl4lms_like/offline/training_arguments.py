@@ -25,6 +25,7 @@ from transformers.trainer_utils import IntervalStrategy
 from rl4lms_like.config.load import algorithm_settings
 from rl4lms_like.config.run_config import OfflineConfig
 from rl4lms_like.core.keys_elsewhere import with_equivalent
+from rl4lms_like.core.not_included import NOT_INCLUDED
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive
 from rl4lms_like.system.ranks import is_distributed
@@ -44,11 +45,12 @@ _REASONS = {
     "evaluation uses the precision of training; bf16 computes in bfloat16": "bf16_full_eval fp16_full_eval",
     "it is set by the run": "output_dir run_name disable_tqdm remove_unused_columns do_train do_eval do_predict",
     "torchrun starts several processes, and `distributed` has their settings": (
-        "deepspeed fsdp fsdp_config parallelism_config local_rank ddp_backend ddp_timeout"
+        "fsdp fsdp_config local_rank ddp_backend ddp_timeout"
     ),
     "runs are not uploaded": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push",
 }
 NOT_SETTABLE = {key: why for why, keys in _REASONS.items() for key in keys.split()}
+NOT_SETTABLE |= {key: row.sentence for row in NOT_INCLUDED for key in row.keys.split()}
 """Keys of `TrainingArguments` that are set by the run or not supported -> the reason, for the error message."""
 
 _RANGES: dict[str, Any] = {
