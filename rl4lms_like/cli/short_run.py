@@ -130,8 +130,8 @@ def _option(path: str) -> str:
     argument, _, below = path.partition(".")
     if argument not in OPTION_OF:
         return path
-    below = "" if below.endswith("id") else below  # the value of the option itself
-    return f"{OPTION_OF[argument]} {below}".rstrip()
+    is_value = below.rpartition(".")[2] == "id"  # what the option itself gives
+    return OPTION_OF[argument] if is_value or not below else f"{OPTION_OF[argument]} {below}"
 
 
 def _is_rl(algorithm: str) -> bool | None:
