@@ -9,6 +9,7 @@
 #   docker build -t rl4lms-like --build-arg TORCH_INDEX_URL=<index of CUDA builds> [--build-arg BASE_IMAGE=<image>] .
 #
 # Run: docker run --rm [--gpus all] -v "$PWD/results:/app/results" rl4lms-like train --config_path task_configs/...
+# A shell in it: docker run -it --rm --entrypoint bash rl4lms-like
 
 ARG BASE_IMAGE=python:3.11-slim
 FROM ${BASE_IMAGE}

@@ -17,7 +17,7 @@ TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all check bench site tutorials clean
+.PHONY: help train test test-all check format bench site tutorials clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,10 @@ check: $(VENV)/.installed-dev ## lint, format, types, layers, documentation
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
+
+format: $(VENV)/.installed-dev ## sort imports, correct what ruff can, and format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 
 site: $(VENV)/.installed-dev ## serve the documentation on this machine while it is edited
 	$(BIN)/mkdocs serve

@@ -462,6 +462,19 @@ def test_a_missing_file_is_status_2(capsys):
     assert capsys.readouterr().err == "1 error in none.yml:\n  there is no such file\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("imdb_text_continuation/gpt2_ppo.yml", "in this repository it is task_configs/imdb_text_continuation/gpt2"),
+        ("synthetic_generate_dates/gpt2_trpo.yml", "the configs of this repository are in task_configs/"),
+    ],
+)
+def test_a_path_of_rl4lms_names_ours(name, place, capsys, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    assert main(["check", f"scripts/training/task_configs/{name}"]) == 2
+    assert f"there is no such file; {place}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", [["trian"], [], ["check", "x.yml", "--sett", "a=1"], ["list", "reward"]])
 def test_a_wrong_command_line_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:

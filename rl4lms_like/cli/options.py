@@ -7,6 +7,12 @@ from typing import Any
 
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 
+DEFAULT_ALGORITHM = "grpo"
+"""Algorithm of a run without a file that names none."""
+
+SHORT_RUN_OPTIONS = ("data", "eval_data", "reward_fn", "alg", "print_config")
+"""Options that only a run without a file has, besides `--model`."""
+
 
 def arguments_of(options: argparse.Namespace, names: str) -> dict[str, Any]:
     """Return the options with these names as keyword arguments."""
@@ -36,6 +42,18 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--new", action="store_true", help="start a new run even if one of this config can be resumed")
     add_set(parser)
     add_code(parser)
+
+
+def given_run_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `add_run_options` without `--set` and `--code` that differ from their defaults."""
+    parser = argparse.ArgumentParser()
+    add_run_options(parser)
+    given = {}
+    for name, default in vars(parser.parse_args([])).items():
+        value = getattr(options, name, default)
+        if value != default and name not in ("overrides", "code"):
+            given[name] = value
+    return given
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -89,6 +107,37 @@ def add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
     config.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file")
     config.add_argument("--config_path", help="YAML file (RL4LMs' spelling)")
     return config
+
+
+def add_short_run(parser: argparse.ArgumentParser, config: argparse._MutuallyExclusiveGroup) -> None:
+    """Add the options of a run without a file; `--model` to the group of the config, which it replaces."""
+    config.add_argument("--model", metavar="MODEL", help="train without a file: name or folder of the model")
+    parser.add_argument(
+        "--data", metavar="DATA", help="with --model: file of prompts, pairs or texts, or the id of a data pool"
+    )
+    parser.add_argument("--eval_data", metavar="FILE", help="with --model: file of the same kind, for evaluations")
+    parser.add_argument(
+        "--reward_fn",
+        action="append",
+        metavar="REWARD",
+        help="with --model: FILE.py:NAME of a function, or the id of a reward; repeated: their sum",
+    )
+    parser.add_argument("--alg", metavar="ALG", help=f"with --model: id of the algorithm ({DEFAULT_ALGORITHM})")
+    parser.add_argument(
+        "--print-config",
+        dest="print_config",
+        action="store_true",
+        help="with --model: only print the config, and the command that trains it",
+    )
+
+
+def refuse_options_of_short_runs(options: argparse.Namespace) -> None:
+    """Raise if options of a run without a file are used without `--model`, because they would be ignored."""
+    message = "it is for a run without a file, with --model"
+    used = [name for name in SHORT_RUN_OPTIONS if getattr(options, name)]
+    if used:
+        issues = [ConfigIssue(f"--{name.replace('print_config', 'print-config')}", message) for name in used]
+        raise ConfigError(issues, "the command line")
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

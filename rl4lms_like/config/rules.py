@@ -61,7 +61,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraErro
 from rl4lms_like.system.functions import NamedFunction
 from rl4lms_like.system.import_paths import trusting
 from rl4lms_like.system.ranks import n_processes
-from rl4lms_like.system.schema import Rule, join
+from rl4lms_like.system.schema import Rule, join, signature_of
 from rl4lms_like.system.wording import shown
 
 KEEP_BEST, HELD_OUT = "train_evaluation.keep_best", "doctor.held_out"
@@ -495,6 +495,23 @@ def reference_without_kl(policy: PolicyArguments, kl_div: KLConfig) -> Notices:
             yield Notice(f"alg.policy.args.{key}", message)
 
 
+def kl_settings_without_effect(kl_div: KLConfig) -> Notices:
+    """Report a coefficient above its limit, and settings of a controller that the run does not have."""
+    if kl_div.max_coeff is not None and kl_div.coeff > kl_div.max_coeff:
+        message = f"{kl_div.coeff:g} is above max_coeff: the run begins with {kl_div.max_coeff:g}"
+        yield Notice("alg.kl_div.coeff", message)
+    if kl_div.controller == "fixed" and kl_div.target_kl is not None:
+        message = f"no effect: with controller fixed, the coefficient stays {kl_div.coeff:g}"
+        yield Notice("alg.kl_div.target_kl", message)
+
+    # The config of a run folder has all defaults written out: only other values were chosen.
+    defaults = signature_of(KLConfig).defaults
+    for key, controller in (("gain", "adaptive"), ("horizon", "horizon")):
+        if getattr(kl_div, key) != defaults[key] and kl_div.controller != controller:
+            message = f"no effect: it is for controller {controller}, and the run's is {kl_div.controller}"
+            yield Notice(f"alg.kl_div.{key}", message)
+
+
 def keys_without_effect(policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
     """Report keys of RL4LMs' files that are ignored."""
     if "apply_model_parallel" in policy.given:
@@ -628,6 +645,7 @@ def default_learning_rate(alg: Algorithm) -> Notices:
 NOTICES: tuple[Rule, ...] = (
     split_weights_of_one_process,
     reference_without_kl,
+    kl_settings_without_effect,
     keys_without_effect,
     sampling_of_rollouts,
     other_distribution,

@@ -30,6 +30,8 @@ from rl4lms_like.system.schema import join
 from rl4lms_like.system.wording import shown
 
 RUN_KEYS = "tokenizer, reward_fn, datapool, env, alg, train_evaluation"
+TASK_CONFIGS = "task_configs"
+"""Folder of configs, here in the repository's root and in RL4LMs in `scripts/training`."""
 DEEPEST = 50
 """Maximum nesting depth. Real configs have less than half of it; an anchor that contains itself is nested endlessly."""
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
@@ -66,11 +68,21 @@ def read_yaml(path: str | Path, keys: str = RUN_KEYS) -> tuple[dict[str, Any], l
         with Path(path).open(encoding="utf-8") as file:
             text = file.read(LONGEST + 1)
     except FileNotFoundError as error:
-        raise ConfigError([ConfigIssue("", "there is no such file")], source) from error
+        raise ConfigError([ConfigIssue("", f"there is no such file{_place_here(Path(path))}")], source) from error
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise ConfigError([ConfigIssue("", f"cannot read the file: {why}")], source) from error
     return parse_yaml(text, source, keys)
+
+
+def _place_here(path: Path) -> str:
+    """Return where a config of RL4LMs is in this repository, or an empty text for another path."""
+    if TASK_CONFIGS not in path.parts:
+        return ""
+    here = Path(TASK_CONFIGS, *path.parts[path.parts.index(TASK_CONFIGS) + 1 :])
+    if here.is_file():
+        return f"; in this repository it is {here}"
+    return f"; the configs of this repository are in {TASK_CONFIGS}/, see docs/coming_from_rl4lms.md"
 
 
 def parse_yaml(text: str, source: str, keys: str = RUN_KEYS) -> tuple[dict[str, Any], list[ConfigIssue]]:

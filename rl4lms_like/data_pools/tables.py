@@ -86,9 +86,16 @@ def table_rows(file: Path) -> Iterator[LocatedRow]:
         DataPoolError: it has another format, or cannot be read; the message names file and line.
         MissingExtraError: pyarrow is not installed, for a parquet file.
     """
-    if (ending := _ending(file)) not in READERS:
+    if (ending := file_ending(file)) not in READERS:
         raise DataPoolError(f"{file}: expected a file that ends with {', '.join('.' + known for known in READERS)}")
     return READERS[ending](file)
+
+
+def first_row(file: Path) -> Mapping[str, Any]:
+    """Return the first row of a file; errors as `table_rows`, and a `DataPoolError` for a file without rows."""
+    for _, row in table_rows(file):
+        return row
+    raise DataPoolError(f"{file} has no rows")
 
 
 def json_table_rows(file: Path) -> Iterator[LocatedRow]:
@@ -96,7 +103,7 @@ def json_table_rows(file: Path) -> Iterator[LocatedRow]:
 
     Errors as `table_rows`.
     """
-    ending = _ending(file)
+    ending = file_ending(file)
     if ending == "parquet":
         return parquet_rows(file)
     return json_rows(file) if ending == "json" and not _has_object_lines(file) else json_line_rows(file)
@@ -109,7 +116,8 @@ def _has_object_lines(file: Path) -> bool:
     return not first or (first.startswith("{") and first.endswith("}"))
 
 
-def _ending(file: Path) -> str:
+def file_ending(file: Path) -> str:
+    """Return the end of a file's name that says its format, such as `jsonl`, without that of its compression."""
     return file.name.lower().removesuffix(".gz").rpartition(".")[2]
 
 
@@ -163,7 +171,7 @@ def csv_rows(file: Path, delimiter: str | None = None) -> Iterator[LocatedRow]:
     """Yield the rows of delimiter-separated values with a header line; default: tabs in `.tsv` files, else commas."""
     csv.field_size_limit(_LONGEST_VALUE)
     if not delimiter:
-        delimiter = "\t" if _ending(file) == "tsv" else ","
+        delimiter = "\t" if file_ending(file) == "tsv" else ","
 
     with open_text(file) as lines:
         table = csv.reader(lines, delimiter=delimiter, strict=True)  # strict: an open quote is an error

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from rl4lms_like.config.run_config import AnyConfig, OfflineConfig, PreferenceConfig, RunConfig
+from rl4lms_like.core.not_included import NOT_INCLUDED
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.schema import join, signature_of
 
@@ -39,10 +40,10 @@ SET_BY_RUN = _by_key({
     "evaluation uses the precision of training; bf16 computes in bfloat16": "bf16_full_eval fp16_full_eval",
     "it is set by the run": "output_dir run_name disable_tqdm remove_unused_columns do_train do_eval do_predict",
     "torchrun starts several processes, and `distributed` has their settings": (
-        "deepspeed fsdp fsdp_config parallelism_config local_rank ddp_backend ddp_timeout"
+        "fsdp fsdp_config local_rank ddp_backend ddp_timeout"
     ),
     "runs are not uploaded": "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push",
-})  # fmt: skip
+}) | {key: row.sentence for row in NOT_INCLUDED for key in row.keys.split()}  # fmt: skip
 """Keys that are set by the run or not supported, and why."""
 
 WITHOUT_EFFECT = _by_key({

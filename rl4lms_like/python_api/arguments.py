@@ -5,15 +5,12 @@ arguments ─ blocks, as in a file ─ defaults of Python ─ parse_config ─> 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from transformers import PretrainedConfig
 
-from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
-from rl4lms_like.config.binding import RunKind
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import AnyConfig
 from rl4lms_like.policies.loading import load_model_config
@@ -23,6 +20,7 @@ from rl4lms_like.python_api.given import (
     argument_error,
     data_block,
     has_conversations,
+    kind_of,
     metric_list,
     model_names,
     weighted_rewards,
@@ -32,10 +30,6 @@ from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import TINY_MODEL, embedded_model, is_embedded
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, Notice
 from rl4lms_like.system.schema import at
-from rl4lms_like.system.wording import excerpt
-
-SUPERVISED = ("sft", "supervised")
-"""Names of supervised training."""
 
 OTHER_ARGUMENTS = {
     "alg.id": "algorithm",
@@ -60,14 +54,16 @@ def config_of(
     tokenizer: Any,
     metrics: Any,
     settings: Mapping[str, Any],
-) -> tuple[AnyConfig, ArgumentNames]:
-    """Return the config that a file would have, and the names of its paths; the arguments are those of `Run`.
+) -> tuple[AnyConfig, ArgumentNames, dict[str, Any]]:
+    """Return the config of a run, the names of its paths, and the blocks that a file with this config would have.
+
+    The arguments are those of `Run`.
 
     Raises:
         ConfigError: lists all errors.
     """
     silence_libraries()
-    kind, id = _kind_of(algorithm)
+    kind, id = kind_of(algorithm)
     names = flat_names(kind, id)
     settings = dict(settings)
     weights = settings.pop("reward_weights", None)
@@ -131,24 +127,7 @@ def config_of(
     )
     config = _parsed(blocks, issues, argument_names)
     notices = (*argument_names.renamed_notices(config.notices), *_notices(model))
-    return replace(config, notices=notices), argument_names
-
-
-def _kind_of(algorithm: Any) -> tuple[RunKind, str]:
-    """Return the kind of run and the id of an algorithm."""
-    if isinstance(algorithm, str):
-        if algorithm in SUPERVISED:
-            return "supervised", "supervised"
-        if algorithm in OBJECTIVES:
-            return "preference", algorithm
-        if algorithm in ALGORITHMS or ":" in algorithm:
-            return "on_policy", algorithm
-
-    known = sorted([*ALGORITHMS.ids(), *OBJECTIVES.ids(), "sft"])
-    near = difflib.get_close_matches(algorithm, known, n=1) if isinstance(algorithm, str) else []
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    ids = f"known: {', '.join(known)}; or give an import path 'package.module:Name'"
-    raise argument_error("algorithm", f"expected the id of an algorithm, got {excerpt(algorithm)}; {hint}{ids}")
+    return replace(config, notices=notices), argument_names, blocks
 
 
 def _misplaced(id: str, arguments: Mapping[str, Any], *, is_rl: bool) -> list[ConfigIssue]:

@@ -1,31 +1,40 @@
 """Blocks of a config from what is given to `Run` as objects.
 
+algorithm     id                                kind of the run
 model         name, folder, loaded model        names of model and tokenizer
 prompts       texts, conversations, rows, pool  datapool: {id: jsonl, args: {data_files: ...}}
-data          rows with preferences             datapool: {id: preferences, args: {data_files: ...}}
+              file of rows                      the same, or {id: csv, ...}
+data          rows with preferences, or a file  datapool: {id: preferences, args: {data_files: ...}}
 reward        function, list, object, id        reward_fn: {id, args}
 metrics       functions, objects, ids           train_evaluation.metrics
 """
 
 from __future__ import annotations
 
-import json
+import difflib
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
+from rl4lms_like.config.binding import RunKind
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.formats import COMPLETION, MESSAGES, recognised
 from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.data_pools.tables import READERS, file_ending, first_row
 from rl4lms_like.python_api.argument_names import SOURCE
 from rl4lms_like.python_api.cached import cached_model, cached_rows, cached_tokenizer
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
-from rl4lms_like.system.errors import ConfigError, ConfigIssue
+from rl4lms_like.system.disk import with_home
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import excerpt
+
+SUPERVISED = ("sft", "supervised")
+"""Names of supervised training."""
 
 SPLIT_NAMES = {"train": "train", "val": "val", "validation": "val", "valid": "val", "dev": "val", "test": "test"}
 """Names of splits in a dictionary -> this library's."""
@@ -43,6 +52,30 @@ ENTRY = "a text, a list of messages with role and content, or a dictionary of co
 def argument_error(argument: str, message: str) -> ConfigError:
     """Return an error about one argument of `Run`."""
     return ConfigError([ConfigIssue(argument, message)], SOURCE)
+
+
+# --- algorithm ----------------------------------------------------------------------------------------------------
+
+
+def kind_of(algorithm: Any) -> tuple[RunKind, str]:
+    """Return the kind of run and the id of an algorithm.
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    if isinstance(algorithm, str):
+        if algorithm in SUPERVISED:
+            return "supervised", "supervised"
+        if algorithm in OBJECTIVES:
+            return "preference", algorithm
+        if algorithm in ALGORITHMS or ":" in algorithm:
+            return "on_policy", algorithm
+
+    known = sorted([*ALGORITHMS.ids(), *OBJECTIVES.ids(), "sft"])
+    near = difflib.get_close_matches(algorithm, known, n=1) if isinstance(algorithm, str) else []
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    ids = f"known: {', '.join(known)}; or give an import path 'package.module:Name'"
+    raise argument_error("algorithm", f"expected the id of an algorithm, got {excerpt(algorithm)}; {hint}{ids}")
 
 
 # --- model --------------------------------------------------------------------------------------------------------
@@ -102,8 +135,8 @@ def data_block(
     """Return the `datapool` block of prompts or of texts to learn from.
 
     Args:
-        data: the id or block of a data pool, or rows; also of several splits by name.
-        eval_data: rows of the split `val`.
+        data: the id or block of a data pool, rows, or a file of rows; the last two also of several splits by name.
+        eval_data: rows of the split `val`, or a file of them.
         argument: name of the argument with the data, for errors.
         columns: settings that name columns.
         is_preference: the rows are preferences.
@@ -114,39 +147,74 @@ def data_block(
     """
     if data is None:
         raise argument_error(argument, f"missing; expected a list of entries, each {ENTRY}; or the id of a data pool")
-    if isinstance(data, str | os.PathLike) or _is_block(data):
+    is_named = isinstance(data, str | os.PathLike) and not _is_file(data)
+    if is_named or _is_block(data):
         if eval_data is not None:
             raise argument_error(
                 f"eval_{argument}", f"is for rows; the data pool given as {argument} has its own splits"
             )
         return _named_pool(data, argument)
 
-    rows_by_split = {split: _rows(rows, argument) for split, rows in _splits(data, argument).items()}
+    data_by_split = dict(_splits(data, argument))
     if eval_data is not None:
-        if "val" in rows_by_split:
+        if "val" in data_by_split:
             raise argument_error(f"eval_{argument}", f"is given twice: {argument} has a split for it; keep one of them")
-        rows_by_split["val"] = _rows(eval_data, f"eval_{argument}")
-    if "train" not in rows_by_split:
-        raise argument_error(argument, f"has no split 'train'; it has {', '.join(rows_by_split)}")
+        data_by_split["val"] = eval_data
+    if "train" not in data_by_split:
+        raise argument_error(argument, f"has no split 'train'; it has {', '.join(data_by_split)}")
 
-    # A split without a file is empty, which a config has to say.
-    files: dict[str, str | None] = {}
-    names = dict.fromkeys(rows_by_split["train"][0] if rows_by_split["train"] else ())
-    for split in SPLITS:
-        rows = rows_by_split.get(split)
-        if rows is None:
-            files[split] = None
-            continue
+    # Rows are written to a file of the cache; of a file only the first row is read here. A split without a file is
+    # empty, which a config has to say.
+    files: dict[str, str | None] = dict.fromkeys(SPLITS)
+    first: Mapping[str, Any] = {}
+    for split in sorted(data_by_split, key=SPLITS.index):  # `train` first: its columns are those of all splits
         where = f"eval_{argument}" if split == "val" and eval_data is not None else argument
-        if not rows:
-            raise argument_error(where, "is empty; expected at least one entry")
-        _check_columns(rows, where, set(names))
-        files[split] = str(cached_rows(rows, where))
+        file, rows = _file_and_rows(data_by_split[split], where)
+        first = first or rows[0]
+        _check_columns(rows, where, set(first))
+        files[split] = str(cached_rows(rows, where) if file is None else file)
 
+    names = dict.fromkeys(first)
     if is_preference:
         return {"id": "preferences", "args": {"data_files": files} | _preference_columns(names, columns)}
-    arguments = _prompt_columns(rows_by_split["train"][0], list(names), argument, columns, is_rl=is_rl)
-    return {"id": "jsonl", "args": {"data_files": files} | arguments}
+    arguments = _prompt_columns(first, list(names), argument, columns, is_rl=is_rl)
+    return {"id": _pool_of(files, argument), "args": {"data_files": files} | arguments}
+
+
+def _is_file(data: Any) -> bool:
+    return isinstance(data, str | os.PathLike) and with_home(os.fspath(data)).is_file()
+
+
+def _file_and_rows(data: Any, argument: str) -> tuple[Path | None, list[dict[str, Any]]]:
+    """Return the file of data and its first row; of data that are rows no file, and all of them."""
+    if not isinstance(data, str | os.PathLike):
+        rows = _rows(data, argument)
+        if not rows:
+            raise argument_error(argument, "is empty; expected at least one entry")
+        return None, rows
+
+    # An absolute path, so that the run can be continued from another folder.
+    file = Path(os.path.abspath(with_home(os.fspath(data))))
+    if not file.is_file():
+        raise argument_error(argument, f"there is no file {os.fspath(data)!r}")
+    if file_ending(file) not in READERS:
+        endings = ", ".join(f".{ending}" for ending in READERS)
+        block = f"{{'id': 'text', 'args': {{'path': {os.fspath(data)!r}}}}}"
+        message = f"{os.fspath(data)!r} is no table, whose name ends with {endings}; the lines of a text file: {block}"
+        raise argument_error(argument, message)
+    try:
+        return file, [dict(first_row(file))]
+    except DataPoolError as error:
+        raise argument_error(argument, str(error)) from error
+
+
+def _pool_of(files: Mapping[str, str | None], argument: str) -> str:
+    """Return the id of the pool that reads files of prompts; one pool reads all splits."""
+    ids = {"csv" if file_ending(Path(file)) in ("csv", "tsv") else "jsonl" for file in files.values() if file}
+    if len(ids) > 1:
+        message = "has a split of comma-separated values and one of another format; give all splits in one format"
+        raise argument_error(argument, message)
+    return ids.pop()
 
 
 def _check_columns(rows: Sequence[Mapping[str, Any]], argument: str, names: set[str]) -> None:
@@ -168,11 +236,10 @@ def _named_pool(data: Any, argument: str) -> dict[str, Any]:
     if isinstance(data, Mapping):
         return dict(data)
     name = os.fspath(data)
-    if Path(name).is_file():
-        block = f"{{'id': 'jsonl', 'args': {{'path': {name!r}, 'prompt_column': 'prompt'}}}}"
-        raise argument_error(argument, f"{name!r} is a file; give the data pool that reads it: {argument}={block}")
     if name in DATA_POOLS or ":" in name:
         return {"id": name}
+    if os.sep in name or file_ending(Path(name)) in READERS:
+        raise argument_error(argument, f"there is no file {name!r}")
     raise argument_error(
         argument, f"{DATA_POOLS.unknown(name)}. A single text is a list too: {argument}=[{name!r:.40}]"
     )
@@ -305,11 +372,13 @@ def _preference_columns(names: Mapping[str, Any], columns: Mapping[str, Any]) ->
 
 
 def has_conversations(rows_file: str | None) -> bool:
-    """Return True if the first of the cached rows has a conversation."""
+    """Return True if the first row of a file has a conversation."""
     if rows_file is None:
         return False
-    with open(rows_file, encoding="utf-8") as lines:
-        return any(map(is_conversation, json.loads(next(lines)).values()))
+    try:
+        return any(map(is_conversation, first_row(Path(rows_file)).values()))
+    except DataPoolError:  # a file of a block, which is reported where the config is checked
+        return False
 
 
 # --- rewards and metrics ------------------------------------------------------------------------------------------
@@ -332,6 +401,9 @@ def weighted_rewards(reward: Any, weights: Any) -> Any:
     if isinstance(reward, list | tuple) and not reward:
         raise argument_error("reward", f"is an empty list; {kinds}")
     if weights is None:
+        # Names alone are no list of functions: pairs with a weight are.
+        if isinstance(reward, list | tuple) and all(isinstance(item, str | Mapping) for item in reward):
+            return [(item, 1.0) for item in reward]
         return {"id": reward} if isinstance(reward, str) else reward
 
     # Weights are for several rewards, one for each.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rl4lms_like.core.keys_elsewhere import OFFLINE_KEYS, PAGE, RL_KEYS, by_name
+from rl4lms_like.core.keys_elsewhere import PAGE, row_of
 
 _PATH = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
 
@@ -24,6 +24,9 @@ OF_RUN = {
     "--experiment_name": "folder",
     "--log_to_wandb": "train(log_to_wandb=True)",
     "--log_to_trackio": "train(log_to_trackio=True)",
+    "--project_name": "train(wandb_project=...)",
+    "--entity_name": "train(entity_name=...)",
+    "--resume": "Run.from_folder(folder)",
     "alg.training_args": "a setting of the same name",
 }
 """Keys and options of the command line that are no flat settings."""
@@ -37,7 +40,7 @@ def equivalent(name: str, names: Mapping[str, Sequence[str]], *, is_rl: bool) ->
         names: settings of this run: flat name -> config paths.
         is_rl: False for supervised and preference runs.
     """
-    row = by_name(RL_KEYS if is_rl else OFFLINE_KEYS).get(name)
+    row = row_of(name, is_rl=is_rl)
     if row is None:
         return None
 
@@ -46,6 +49,8 @@ def equivalent(name: str, names: Mapping[str, Sequence[str]], *, is_rl: bool) ->
     note = row.note.replace("`", "").replace("alg.id: ", "algorithm ").replace("--", "")
     note = _PATH.sub(lambda match: of_path.get(match[0], match[0]), note)
     note = f", {note}" if note else ""
+    if row.page != PAGE:
+        return f"{note.removeprefix(', ')} ({row.page})"
     if not row.key:
         return f"there is no equivalent{note.replace(',', ':', 1)} ({PAGE})"
     if row.key in of_path:

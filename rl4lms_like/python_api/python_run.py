@@ -53,8 +53,8 @@ class Run:
     Args:
         model: name or folder of a model, or a loaded `PreTrainedModel`, then with `tokenizer`.
         prompts: what rollouts begin with: a list of texts, of conversations (lists of messages) or of dictionaries; a
-            `datasets.Dataset`, a `DataFrame` or a `TextGenPool`; a dictionary of these by split; or the id of a data
-            pool.
+            `datasets.Dataset`, a `DataFrame`, a `TextGenPool` or a file of rows (JSON Lines, JSON, CSV, parquet); a
+            dictionary of these by split; or the id of a data pool.
         reward: a function, a list of functions, a `RewardFunction`, or the id of a reward.
         algorithm: an id, `grpo` or `ppo` ... With `dpo` and other objectives a run learns from preferences, with `sft`
             from texts; both are given as `data`.
@@ -105,7 +105,7 @@ class Run:
             # Loads transformers, which a config from a file does not need.
             from rl4lms_like.python_api.arguments import config_of
 
-            self.config, self._names = config_of(
+            self.config, self._names, _ = config_of(
                 model=model,
                 prompts=prompts,
                 reward=reward,

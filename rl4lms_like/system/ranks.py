@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from rl4lms_like.system.errors import RankError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, RankError, RL4LMsLikeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -318,9 +318,11 @@ def process_ranks(timeout: float) -> Iterator[Ranks]:
         timeout: seconds that a process waits for the others.
 
     Raises:
+        ConfigError: `accelerate launch` was to start several processes, and has started one.
         RL4LMsLikeError: the processes cannot be connected.
     """
     if not is_distributed():
+        _refuse_one_of_several()
         yield Ranks()
         return
 
@@ -332,6 +334,15 @@ def process_ranks(timeout: float) -> Iterator[Ranks]:
     # The run is within the group's block: an error that leaves it is announced to the processes that wait.
     with group:
         yield group
+
+
+def _refuse_one_of_several() -> None:
+    """Raise if this process was to be one of several: without GPUs, `accelerate launch` starts one for all of them."""
+    # It sets the address where processes meet only for more than one, and for GPUs all variables of torchrun.
+    if "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ and "LOCAL_RANK" not in os.environ:
+        message = "it has not connected its processes, each would train alone; start them with torchrun"
+        command = "torchrun --nproc_per_node 2 -m rl4lms_like train run.yml"
+        raise ConfigError([ConfigIssue("", f"{message}: {command}")], "accelerate launch")
 
 
 def is_distributed() -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.cli.commands import build_parser
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.core import not_included
 from rl4lms_like.core.keys_elsewhere import OFFLINE_KEYS, RL_KEYS, by_name, with_equivalent, with_tables
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -17,6 +20,7 @@ from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.schema import signature_of
 from tests.configs import run_blocks, supervised_blocks
+from tests.conftest import REPOSITORY
 from tests.offline.preferences import preference_runs
 
 
@@ -53,7 +57,11 @@ def mistakes_of(blocks):
     ("alg.args", "n_samples_per_prompt", "alg.args.group_size"),
     ("alg.args", "filter_groups", "alg.args.dynamic_sampling"),
     ("alg.args", "mask_truncated_completions", "there is no equivalent"),
-    ("alg.args", "vllm_tensor_parallel_size", "there is no equivalent: options of the vLLM server"),
+    ("alg.args", "vllm_tensor_parallel_size", "unknown key; vLLM within the training process is not included: start"),
+    ("alg.args", "deepspeed", "unknown key; DeepSpeed is not included: torchrun starts"),
+    ("", "critic.adam.lr", "alg.args.critic_learning_rate"),
+    ("", "train.batch_size", "alg.args.batch_size, tokens of a minibatch"),
+    ("", "actor", "the page has each option of OpenRLHF by its whole name"),
 ])  # fmt: skip
 def test_a_key_of_another_library_is_answered_with_the_key_here(block, key, here):
     blocks = run_blocks()
@@ -172,6 +180,67 @@ def test_in_python_too(tiny_gpt2_dir, tiny_tokenizer):
         PPO(CausalLMActorCriticPolicy, env, scale_rewards=True, policy_kwargs=policy_kwargs)
     with pytest.raises(TypeError, match="'lora_config'; the equivalent is peft, "):
         PPO(CausalLMActorCriticPolicy, env, policy_kwargs={**policy_kwargs, "lora_config": {}})
+
+
+ELSEWHERE = json.loads((REPOSITORY / "tests" / "data" / "keys_elsewhere.json").read_text())
+TRAINER = ELSEWHERE["transformers 5.23.0"]["TrainingArguments"]
+
+
+def is_explained(message: str) -> bool:
+    """Whether an error has more than a guess: the equivalent, a reason, or what is not included."""
+    reasons = ("the equivalent is ", "there is no equivalent: ", " is not included: ", "cannot be set: ")
+    return any(reason in message for reason in reasons)
+
+
+@pytest.mark.parametrize("library", ["GRPOConfig", "train_ppo_ray"])
+def test_every_key_of_rl_elsewhere_is_accepted_or_explained(library):
+    names = ELSEWHERE["OpenRLHF 0.11.0"].get(library)
+    if names is None:
+        names = {*ELSEWHERE["TRL 1.16.0"][library], *TRAINER}
+
+    # Each name where its users would write it first; values of a wrong type are no matter here.
+    blocks = run_blocks()
+    blocks["alg"] |= {"id": "grpo", "args": dict.fromkeys(names, object)}
+    unexplained = {}
+    for path, message in mistakes_of(blocks).items():
+        if path.removeprefix("alg.args.") in names and message.startswith("unknown key") and not is_explained(message):
+            unexplained[path] = message
+    # Those of PPO's critic, which grpo lacks.
+    assert {message for message in unexplained.values()} <= {
+        "unknown key; grpo has no such setting (docs/coming_from_trl.md)"
+    }
+    for path in unexplained:
+        blocks["alg"] |= {"id": "ppo", "args": {path.removeprefix("alg.args."): object}}
+        (message,) = [message for at, message in mistakes_of(blocks).items() if at == path]
+        assert is_explained(message), path
+
+
+@pytest.mark.parametrize("library", ["SFTConfig", "DPOConfig", "train_sft", "train_dpo", "train_rm"])
+def test_so_is_every_key_of_runs_that_learn_from_texts(library, tmp_path):
+    names = ELSEWHERE["OpenRLHF 0.11.0"].get(library)
+    if names is None:
+        names = {*ELSEWHERE["TRL 1.16.0"][library], *TRAINER}
+    blocks = preference_blocks(tmp_path) if library in ("DPOConfig", "train_dpo", "train_rm") else supervised_blocks()
+    with pytest.raises(ConfigError) as caught:
+        if library.startswith("train_"):
+            blocks["alg"] |= {name: object for name in names}
+            parse_config(blocks)
+        else:
+            blocks["alg"]["training_args"] = dict.fromkeys(names, object)
+            make_training_arguments(parse_config(blocks), "checkpoints")
+
+    for issue in caught.value.issues:
+        if issue.message.startswith("unknown key"):
+            has_objective = "has no such setting" in issue.message  # beta, of the loss of another objective
+            assert is_explained(issue.message) or has_objective, f"{issue}"
+
+
+def test_the_page_of_what_is_not_included_is_made_from_its_table(repository):
+    page = (repository / "docs" / "not_included.md").read_text(encoding="utf-8")
+    assert not_included.with_table(page) == page, "run: python -m rl4lms_like.core.not_included docs/not_included.md"
+    keys = [key for row in not_included.NOT_INCLUDED for key in row.keys.split()]
+    others = {name for row in (*RL_KEYS, *OFFLINE_KEYS) for name in row.names.split()}
+    assert len(keys) == len(set(keys)) and others.isdisjoint(keys)
 
 
 def keys_of(rows) -> set[str]:

@@ -455,6 +455,27 @@ def test_what_should_be_known_is_noticed(run):
 
 
 @pytest.mark.parametrize(
+    ("kl_div", "noticed"),
+    [
+        ({"max_coeff": 0.01}, {"coeff": "the run begins with 0.01"}),
+        ({"max_coeff": 0.02}, {}),
+        ({"target_kl": 2, "controller": "fixed"}, {"target_kl": "stays 0.02"}),
+        ({"target_kl": 2, "horizon": 500}, {"horizon": "the run's is adaptive"}),
+        ({"target_kl": 2, "controller": "adaptive", "horizon": 10_000, "gain": 0.2}, {}),
+        ({"target_kl": 2, "controller": "horizon", "horizon": 500}, {}),
+        ({"target_kl": 2, "controller": "horizon", "gain": 0.2}, {"gain": "the run's is horizon"}),
+        ({"controller": "fixed", "gain": 0.2}, {"gain": "the run's is fixed"}),
+    ],
+)
+def test_kl_settings_without_effect_are_noticed(run, kl_div, noticed):
+    run["alg"]["kl_div"] = {"coeff": 0.02, **kl_div}
+    found = {path: message for path, message in notices(run).items() if path.startswith("alg.kl_div")}
+    assert found.keys() == {f"alg.kl_div.{key}" for key in noticed}
+    for key, mentioned in noticed.items():
+        assert mentioned in found[f"alg.kl_div.{key}"]
+
+
+@pytest.mark.parametrize(
     ("kwargs", "detail"),
     [
         ({"temperature": 0.7}, "temperature 0.7"),

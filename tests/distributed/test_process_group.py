@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,26 @@ def test_settings_that_several_processes_cannot_share_are_refused(path, changes,
     blocks, issues = apply_values(copy.deepcopy(BASE), {**named, **changes}, "the test")
     with raises_at(path):
         assemble(parse_config(blocks, issues=issues), Two())
+
+
+CONNECTED = """
+from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.system.ranks import process_ranks
+
+try:
+    with process_ranks(60) as ranks:
+        print("processes:", ranks.size)
+except ConfigError as error:
+    print("refused:", error.issues[0].message)
+"""
+
+
+@pytest.mark.parametrize(("n_processes", "printed"), [(1, "processes: 1"), (2, "refused: ")])
+def test_one_process_of_several_that_accelerate_should_start_is_refused(n_processes, printed, tmp_path):
+    script = tmp_path / "connected.py"
+    script.write_text(CONNECTED)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1"]
+    command = [*launch, "--num_processes", str(n_processes), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (line,) = done.stdout.splitlines()
+    assert line.startswith(printed) and ("torchrun --nproc_per_node" in line) == (n_processes > 1)
