@@ -110,7 +110,7 @@ class Preference(Sample):
 def response_text(message: Mapping[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
     """Return the text of an assistant's message for a sample, and the entry of `response_messages` if it needs one.
 
-    Example:
+    Examples:
         >>> response_text({"role": "assistant", "content": "Yes."})
         ('Yes.', {})
     """

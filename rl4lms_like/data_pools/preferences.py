@@ -131,7 +131,7 @@ class PreferenceColumns:
 def common_beginning(chosen: str, rejected: str) -> str:
     """Return the common beginning of two texts up to the end of a word; the rest begins with white space.
 
-    Example:
+    Examples:
         >>> common_beginning("User: Is it so? Bot: Yes.", "User: Is it so? Bot: Yesterday it was.")
         'User: Is it so? Bot:'
     """
