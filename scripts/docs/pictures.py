@@ -38,7 +38,6 @@ def style() -> str:
         "text{fill:var(--ink);font:12px system-ui,-apple-system,'Segoe UI',Roboto,Helvetica,Arial,sans-serif}",
         ".title{font-size:14px;font-weight:600}",
         ".faint{fill:var(--faint)}",
-        ".value{paint-order:stroke;stroke:var(--paper);stroke-width:4px}",  # legible across the dashed line
         ".grid{stroke:var(--grid)}",
         ".reference{stroke:var(--faint);stroke-dasharray:4 3}",
         "polyline{fill:none;stroke-width:2;stroke-linejoin:round}",
@@ -149,8 +148,8 @@ def curves_picture(
 
 
 def bars_picture(title: str, subtitle: str, bars: Sequence[tuple[str, float]]) -> str:
-    """Return a picture of horizontal bars with their ratios, and a dashed line at 1."""
-    left, right, row = 150, 48, 26
+    """Return a picture of horizontal bars with their values, and a dashed line at 1."""
+    left, right, row = 160, 52, 26
     height = TOP + row * len(bars) + 14
     x_max = max(1.0, *(value for _, value in bars))
 
@@ -163,7 +162,7 @@ def bars_picture(title: str, subtitle: str, bars: Sequence[tuple[str, float]]) -
         elements.append(_text(left - 8, y + 17, label, anchor="end"))
         box = f'x="{left}" y="{y + 4}" width="{place(value) - left:.1f}" height="{row - 8}" rx="2"'
         elements.append(f'<g class="line-1"><rect class="fill" {box}/></g>')
-        elements.append(_text(place(value) + 6, y + 17, f"{value:.2f}", "value"))
+        elements.append(_text(WIDTH - 14, y + 17, f"{value:.2f}", anchor="end"))
 
     description = f"{subtitle}. {'; '.join(f'{label}: {value:.2f}' for label, value in bars)}."
     return _document(title, subtitle, description, height, elements)

@@ -38,8 +38,8 @@ def test_the_texts_of_a_picture_are_inside_of_it(file):
     picture = ET.fromstring(DRAWN[file])
     width, height = float(picture.get("width")), float(picture.get("height"))
     for text in picture.iter(f"{SVG}text"):
-        # A letter of 12 or 14 pixels is about 6.5 pixels wide, in wide fonts too.
-        length = 6.5 * len(text.text)
+        # A letter of 12 pixels is about 7.2 pixels wide in a wide font.
+        length = 7.2 * len(text.text)
         x = float(text.get("x")) - length * {"start": 0, "middle": 0.5, "end": 1}[text.get("text-anchor")]
         assert x >= 0 and x + length <= width and 0 < float(text.get("y")) < height, text.text
 
