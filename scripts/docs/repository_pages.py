@@ -41,10 +41,11 @@ def on_files(files: Files, config: Any) -> Files:
     linked: set[str] = set()
     for file in files.documentation_pages():
         linked |= {path for _, path in _links(file.content_string, file.src_uri)}
-    for path in sorted(linked - PAGES.keys()):
-        if path.endswith(PICTURES) and not path.startswith("docs/"):
+    outside_of_docs = {path for path in linked if not path.startswith("docs/")}
+    for path in sorted(outside_of_docs - PAGES.keys()):
+        if path.endswith(PICTURES):
             files.append(File.generated(config, _page_of(path), abs_src_path=str(ROOT / path)))
-        elif not path.startswith("docs/"):
+        else:
             files.append(File.generated(config, _page_of(path), content=_source_page(path)))
     return files
 
@@ -66,7 +67,11 @@ def on_page_markdown(markdown: str, page: Page, **kwargs: Any) -> str:
 
 def _links(markdown: str, page: str) -> Iterator[tuple[str, str]]:
     """Yield the links of a page to files, each with its path in the repository."""
-    path_of_page = {page: path for path, page in PAGES.items()}.get(page, f"docs/{page}")
+    path_of_page = f"docs/{page}"
+    for path, page_of_path in PAGES.items():
+        if page == page_of_path:
+            path_of_page = path
+
     for link in LINK.findall(markdown):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(path_of_page), link))
         if ":" not in link and not path.startswith("..") and (ROOT / path).exists():
