@@ -36,7 +36,7 @@ check: $(VENV)/.installed-dev ## lint, format, types, layers, documentation
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q -d build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -d build/site # with -q, warnings would pass
 
 format: $(VENV)/.installed-dev ## sort imports, correct what ruff can, and format the sources
 	$(BIN)/ruff check --fix .

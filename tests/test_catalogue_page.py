@@ -19,10 +19,10 @@ from tests.conftest import REPOSITORY
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
-    """A site of one page, with the hooks and extensions of the documentation's site."""
+    """A site of the README and one page, with the hooks and extensions of the documentation's site."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "docs").mkdir()
-    (folder / "docs/index.md").write_text("[Catalogue](catalogue.md)\n")
+    (folder / "docs/page.md").write_text("[Catalogue](catalogue.md)\n")
     folders = {"docs_dir": str(folder / "docs"), "site_dir": str(folder / "site")}
     build(load_config(str(REPOSITORY / "mkdocs.yml"), **folders, nav=None, theme="mkdocs", plugins=[]))
     return folder / "site"
@@ -30,7 +30,7 @@ def site(tmp_path_factory) -> Path:
 
 def test_the_site_has_the_page_though_no_file_has_it(site):
     assert not (REPOSITORY / "docs" / PAGE).exists()
-    assert 'href="catalogue/"' in (site / "index.html").read_text(encoding="utf-8")
+    assert 'href="../catalogue/"' in (site / "page/index.html").read_text(encoding="utf-8")
     html = (site / "catalogue/index.html").read_text(encoding="utf-8")
     for registry in REGISTRIES.values():
         for id in registry:

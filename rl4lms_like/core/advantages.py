@@ -42,7 +42,7 @@ def generalized_advantages(
     Returns:
         Advantages and returns `[n, length]`, 0 outside the mask.
 
-    Example:
+    Examples:
         >>> rewards, mask = torch.tensor([[0.0, 9.0, 1.0]]), torch.tensor([[True, False, True]])
         >>> advantages, returns = generalized_advantages(rewards, torch.zeros(1, 3), mask, gamma=0.5, gae_lambda=1.0)
         >>> advantages.tolist()
@@ -79,7 +79,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
         lengths: `[n]`, number of actions of each episode.
         alpha: the sum of the weights lambda^k of an episode's TD errors is about alpha l.
 
-    Example:
+    Examples:
         >>> length_adaptive_lambda(torch.tensor([10, 40, 100]), alpha=0.05).tolist()
         [0.0, 0.5, 0.800000011920929]
     """
@@ -102,7 +102,7 @@ def normalized(advantages: Tensor, returns: Tensor | None = None, eps: float = 1
             of the advantages has the size of the values' rounding error.
         eps: added to the standard deviation.
 
-    Example:
+    Examples:
         >>> normalized(torch.tensor([1.0, 2.0, 3.0])).tolist()
         [-1.0, 0.0, 1.0]
         >>> normalized(torch.tensor([2.0, 2.0])).tolist()
@@ -133,7 +133,7 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool 
         eps: added to the variance.
         unbiased: divide the sum of squares by n - 1 instead of n.
 
-    Example:
+    Examples:
         >>> whitened(torch.tensor([1.0, 3.0, 7.0]), torch.tensor([True, True, False]), unbiased=False).tolist()
         [-1.0, 1.0, 0.0]
     """
@@ -151,7 +151,7 @@ def whitened(values: Tensor, mask: Tensor, *, eps: float = 1e-8, unbiased: bool 
 def returns_to_go(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return the discounted sum of the rewards from each action on `[n, length]`; 0 outside the mask.
 
-    Example:
+    Examples:
         >>> returns_to_go(torch.tensor([[1.0, 9.0, 2.0]]), torch.tensor([[True, False, True]]), gamma=0.5).tolist()
         [[2.0, 0.0, 2.0]]
     """
@@ -193,7 +193,7 @@ def group_advantages(
     Returns:
         `[n]`.
 
-    Example:
+    Examples:
         >>> rewards, groups = torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])
         >>> group_advantages(rewards, groups).tolist()
         [0.5, -0.5, 0.0, 0.0]
@@ -245,7 +245,7 @@ def rewards_differ(rewards: Tensor, groups: Tensor) -> Tensor:
         rewards: `[n]`, total reward of each episode.
         groups: `[n]`, equal for episodes of one group.
 
-    Example:
+    Examples:
         >>> rewards_differ(torch.tensor([1.0, 0.0, 5.0, 5.0]), torch.tensor([0, 0, 1, 1])).tolist()
         [True, True, False, False]
     """
@@ -275,7 +275,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: float) -> Tensor:
         max_length: longest possible response.
         buffer: number of tokens below `max_length` over which the penalty grows.
 
-    Example:
+    Examples:
         >>> overlong_penalty(torch.tensor([10, 16, 20]), max_length=20, buffer=5).tolist()
         [0.0, -0.20000000298023224, -1.0]
     """

@@ -79,7 +79,7 @@ def set_template_date(tokenizer: PreTrainedTokenizerBase, day: str) -> None:
 def dated_template(tokenizer: PreTrainedTokenizerBase, tools: Tools = None) -> str | None:
     """Return the tokenizer's chat template with the date of `set_template_date`; None if that changes nothing.
 
-    Example:
+    Examples:
         >>> from types import SimpleNamespace
         >>> tokenizer = SimpleNamespace(get_chat_template=lambda tools: "{{ strftime_now('%d %b') }}")
         >>> set_template_date(tokenizer, "2026-11-20")

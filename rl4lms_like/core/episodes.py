@@ -235,7 +235,7 @@ def padded(
     Returns:
         The ids `[n, longest]`, int64, and their mask `[n, longest]`, bool, True = not padding.
 
-    Example:
+    Examples:
         >>> ids, mask = padded([[5, 6], [7]], fill=0, side="left")
         >>> ids.tolist(), mask.tolist()
         ([[5, 6], [0, 7]], [[True, True], [False, True]])
@@ -296,7 +296,7 @@ def response_mask_until_end(response_ids: Tensor, eos_token_ids: Sequence[int]) 
     Returns:
         `response_mask` `[n, response_len]` and `terminated` `[n]`, bool.
 
-    Example:
+    Examples:
         >>> mask, terminated = response_mask_until_end(torch.tensor([[5, 2, 2], [5, 6, 7]]), eos_token_ids=[2])
         >>> mask.tolist(), terminated.tolist()
         ([[True, True, False], [True, True, True]], [True, False])
@@ -333,7 +333,7 @@ def pack_episodes(
     Returns:
         A partition of `order`.
 
-    Example:
+    Examples:
         >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6)
         [[0, 1], [2], [3]]
         >>> pack_episodes([3, 2, 4, 9], order=[0, 1, 2, 3], batch_size=6, prompt_rows=torch.tensor([0, 1, 1, 2]))
@@ -430,7 +430,7 @@ def pack_passes(
     Returns:
         The episodes of each pass.
 
-    Example:
+    Examples:
         Prompts of 4 tokens with responses of 2. Where both responses share their prompt, they are 8 tokens, not 12.
 
         >>> from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, pack_passes

@@ -461,7 +461,7 @@ def row_of(path: str, *, is_rl: bool) -> Equivalent | None:
         path: path of the key; OpenRLHF's options have dots in their names.
         is_rl: False for supervised and preference runs.
 
-    Example:
+    Examples:
         >>> [row_of(path, is_rl=True).key for path in ("critic.adam.lr", "actor.adam.lr", "alg.args.lam")]
         ['alg.args.critic_learning_rate', 'alg.args.learning_rate', 'alg.args.gae_lambda']
     """

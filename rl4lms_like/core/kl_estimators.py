@@ -81,7 +81,7 @@ def estimator_error(placement: Placement, estimator: str | None, top_k: int | No
         estimator: a name in `KL_ESTIMATORS`; None = the placement's default, which fits.
         top_k: number of tokens of the estimator `top_k`, if it is set.
 
-    Example:
+    Examples:
         >>> estimator_error("loss", "full") is None, estimator_error("reward", "full") is None
         (True, False)
     """

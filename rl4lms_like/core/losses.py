@@ -28,7 +28,7 @@ def kl_estimate(log_prob: Tensor, ref_log_prob: Tensor, estimator: str = "k1") -
     Raises:
         ValueError: there is no such estimator of single samples.
 
-    Example:
+    Examples:
         >>> log_prob, ref_log_prob = torch.tensor([-1.0]), torch.tensor([-3.0])
         >>> [round(float(kl_estimate(log_prob, ref_log_prob, name)), 3) for name in ("k1", "k2", "k3")]
         [2.0, 2.0, 1.135]
@@ -58,7 +58,7 @@ def clipped_surrogate(
         clip_high: clipping distance above 1; default: `clip_range`.
         dual_clip: largest ratio of actions with a negative advantage, above 1; default: no limit.
 
-    Example:
+    Examples:
         >>> log_ratio = torch.tensor([1.5, 1.5]).log()
         >>> [round(x, 3) for x in clipped_surrogate(log_ratio, torch.tensor([1.0, -1.0]), clip_range=0.2).tolist()]
         [-1.2, 1.5]
@@ -84,7 +84,7 @@ def surrogate(log_ratio: Tensor, advantages: Tensor) -> Tensor:
         log_ratio: log r, new minus old log-prob.
         advantages: A.
 
-    Example:
+    Examples:
         >>> surrogate(torch.tensor([0.0, 0.0]), torch.tensor([1.0, -2.0])).tolist()
         [-1.0, 2.0]
     """
@@ -94,7 +94,7 @@ def surrogate(log_ratio: Tensor, advantages: Tensor) -> Tensor:
 def policy_gradient(log_prob: Tensor, advantages: Tensor) -> Tensor:
     """Compute A2C's policy loss, -A log pi (arXiv 1602.01783).
 
-    Example:
+    Examples:
         >>> policy_gradient(torch.tensor([-1.0, -2.0]), torch.tensor([3.0, -1.0])).tolist()
         [3.0, -2.0]
     """
@@ -111,7 +111,7 @@ def sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
         log_ratio: `[n_actions]`, log r, new minus old log-prob.
         lengths: `[n]`, number of actions of each episode.
 
-    Example:
+    Examples:
         >>> sequence_log_ratio(torch.tensor([1.0, 3.0, 5.0]), torch.tensor([2, 1])).tolist()
         [2.0, 2.0, 5.0]
     """
@@ -139,7 +139,7 @@ def geometric_mean_surrogate(log_ratio: Tensor, advantages: Tensor, lengths: Ten
         low: clipping distance of log r below 0.
         high: clipping distance of log r above 0.
 
-    Example:
+    Examples:
         >>> loss = geometric_mean_surrogate(torch.tensor([0.2, 2.0]), torch.ones(2), torch.tensor([2]), 0.4, 0.4)
         >>> [round(x, 3) for x in loss.tolist()]  # -exp((0.2 + 0.4) / 2)
         [-1.35, -1.35]
@@ -154,7 +154,7 @@ def cispo(log_prob: Tensor, log_ratio: Tensor, advantages: Tensor, max_ratio: fl
 
     All actions have a gradient, also those whose ratio is limited.
 
-    Example:
+    Examples:
         >>> log_prob, log_ratio = torch.tensor([-2.0]), torch.tensor([9.0]).log()
         >>> cispo(log_prob, log_ratio, torch.tensor([1.0]), max_ratio=5.0).tolist()
         [10.0]
@@ -174,7 +174,7 @@ def cpgd(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tens
         low: clipping distance of r below 1; less than 1.
         high: clipping distance of r above 1.
 
-    Example:
+    Examples:
         >>> loss = cpgd(torch.tensor([0.1, 9.0]), torch.tensor([2.0, 2.0]), 0.2, 0.2)
         >>> [round(x, 3) for x in loss.tolist()]
         [-0.2, -0.365]
@@ -187,7 +187,7 @@ def cpgd(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tens
 def policy_drift(log_ratio: Tensor) -> Tensor:
     """Estimate KL(old policy ‖ new policy) of each action, r - 1 - log r; the drift of CPGD (arXiv 2505.12504).
 
-    Example:
+    Examples:
         >>> policy_drift(torch.tensor([0.0])).tolist()
         [0.0]
     """
@@ -212,7 +212,7 @@ def correction_weights(log_ratio: Tensor, lengths: Tensor, kind: Correction, low
     Returns:
         `[n_actions]`, without gradient.
 
-    Example:
+    Examples:
         >>> log_ratio = torch.tensor([0.5, 1.0, 4.0]).log()
         >>> correction_weights(log_ratio, torch.tensor([3]), "tis", 0.0, 2.0).tolist()
         [0.5, 1.0, 2.0]
@@ -233,7 +233,7 @@ def correction_weights(log_ratio: Tensor, lengths: Tensor, kind: Correction, low
 def effective_sample_size(weights: Tensor) -> float:
     """Return (sum of w)² / (n times the sum of w²), from 1/n to 1: the fraction of `n` samples that count.
 
-    Example:
+    Examples:
         >>> effective_sample_size(torch.tensor([1.0, 1.0, 0.0, 0.0]))
         0.5
     """
@@ -252,7 +252,7 @@ def value_error(
         old_values: the critic's predictions before the update; required with `clip_range`.
         clip_range: keep `values` within this distance of `old_values`.
 
-    Example:
+    Examples:
         >>> value_error(torch.tensor([3.0]), torch.tensor([1.0])).tolist()
         [4.0]
         >>> value_error(torch.tensor([3.0]), torch.tensor([1.0]), torch.tensor([2.0]), clip_range=0.5).tolist()
@@ -268,7 +268,7 @@ def value_error(
 def approximate_kl(log_ratio: Tensor) -> Tensor:
     """Estimate the KL from the rollout's policy to the updated one: the mean of r - 1 - log r.
 
-    Example:
+    Examples:
         >>> round(float(approximate_kl(torch.tensor([0.0, 1.0]))), 3)
         0.359
     """
@@ -278,7 +278,7 @@ def approximate_kl(log_ratio: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """Return 1 - Var(returns - values) / Var(returns); nan where all returns are equal.
 
-    Example:
+    Examples:
         >>> round(explained_variance(torch.tensor([1.0, 2.0, 2.0]), torch.tensor([1.0, 2.0, 3.0])), 3)
         0.667
     """

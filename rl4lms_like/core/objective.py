@@ -95,7 +95,7 @@ def action_weights(
     Raises:
         ValueError: `seq_mean_token_sum_norm` without `norm`.
 
-    Example:
+    Examples:
         >>> action_weights(torch.tensor([1, 3]), "seq_mean_token_mean").tolist()  # 4 / (2 * 1), then 4 / (2 * 3)
         [2.0, 0.6666666865348816, 0.6666666865348816, 0.6666666865348816]
     """
@@ -132,7 +132,7 @@ def weighted_mean(name: str, term: Tensor, weights: Tensor) -> Tensor:
     Stable-Baselines3's loss to the last bit. Even rounding errors matter: where the exact gradient is 0, AdamW would
     turn them into full steps.
 
-    Example:
+    Examples:
         >>> term, weights = torch.tensor([1.0, 3.0]), torch.tensor([0.5, 1.5])
         >>> float(weighted_mean("policy", term, weights)), float(weighted_mean("value", term, weights))
         (2.5, 2.0)

@@ -30,7 +30,7 @@ def bradley_terry_loss(
     The first term is the negative log-likelihood of the preference in the model of Bradley and Terry, with the margin
     of Llama 2 (arXiv 2307.09288, eq. 2). The second one keeps rewards centred at 0 (arXiv 2312.09244).
 
-    Example:
+    Examples:
         >>> round(float(bradley_terry_loss(torch.tensor(1.0), torch.tensor(0.0))), 3)
         0.313
         >>> round(float(bradley_terry_loss(torch.tensor(1.0), torch.tensor(0.0), margin=1.0, center_coef=0.5)), 3)
@@ -45,7 +45,7 @@ def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: flo
     `label_smoothing` is the probability that the labels of a pair are swapped: the expected loss under such labels
     (conservative DPO, Mitchell, "A note on DPO with noisy preferences", 2023).
 
-    Example:
+    Examples:
         >>> round(float(dpo_loss(torch.tensor(0.0), torch.tensor(0.0), beta=0.1)), 4)  # ln 2
         0.6931
     """
@@ -57,7 +57,7 @@ def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: flo
 def robust_dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: float) -> Tensor:
     """Compute the loss whose mean over labels swapped with this probability is that of DPO (arXiv 2403.00409, eq. 12).
 
-    Example:
+    Examples:
         >>> l_c, l_r = torch.tensor(5.0), torch.tensor(0.0)
         >>> right, swapped = robust_dpo_loss(l_c, l_r, 1.0, 0.1), robust_dpo_loss(l_r, l_c, 1.0, 0.1)
         >>> bool(torch.isclose(0.9 * right + 0.1 * swapped, dpo_loss(l_c, l_r, 1.0)))
@@ -74,7 +74,7 @@ def robust_dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothi
 def hinge_loss(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
     """Compute max(0, 1 - beta (l_c - l_r)) (SLiC as in arXiv 2309.06657, eq. 11).
 
-    Example:
+    Examples:
         >>> hinge_loss(torch.tensor([4.0, 30.0]), torch.tensor([0.0, 0.0]), beta=0.1).tolist()
         [0.6000000238418579, 0.0]
     """
@@ -86,7 +86,7 @@ def ipo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
 
     In the paper, a log-ratio is the sum over the tokens of a response. Common implementations use the mean.
 
-    Example:
+    Examples:
         >>> ipo_loss(torch.tensor(5.0), torch.tensor(0.0), beta=0.1).item()
         0.0
     """
@@ -101,7 +101,7 @@ def kto_reference_point(mismatched: Tensor) -> Tensor:
     Args:
         mismatched: `[n]`, log-ratios of responses, given the prompt of another one.
 
-    Example:
+    Examples:
         >>> kto_reference_point(torch.tensor([0.5, -0.1])).item(), kto_reference_point(torch.tensor([-1.0])).item()
         (0.20000000298023224, 0.0)
     """
@@ -120,7 +120,7 @@ def kto_loss(log_ratio: Tensor, is_desirable: Tensor, reference_point: Tensor | 
         reference_point: z0, see `kto_reference_point`.
         beta: weight of the log-ratio.
 
-    Example:
+    Examples:
         >>> kto_loss(torch.tensor([1.0, 1.0]), torch.tensor([True, False]), 1.0, beta=0.1).tolist()
         [0.5, 0.5]
     """
@@ -132,7 +132,7 @@ def kto_loss(log_ratio: Tensor, is_desirable: Tensor, reference_point: Tensor | 
 def log_odds_ratio(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Compute log(odds(p_c) / odds(p_r)) with odds(p) = p / (1 - p), from mean log-probs (ORPO, eq. 4).
 
-    Example:
+    Examples:
         >>> log_p = torch.tensor([0.8, 0.5]).log()
         >>> round(float(log_odds_ratio(log_p[0], log_p[1])), 3)  # log(4 / 1)
         1.386
@@ -146,7 +146,7 @@ def log_of_complement(log_p: Tensor) -> Tensor:
 
     The value is at least log eps and the gradient at most 1 / eps, also where p is rounded to 1.
 
-    Example:
+    Examples:
         >>> [round(x, 3) for x in log_of_complement(torch.tensor([0.5, 1.0]).log()).tolist()]
         [-0.693, -15.942]
     """
@@ -168,7 +168,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, nll: Tensor, weight: float) -> T
         nll: `[n]`, negative log-likelihood of chosen responses; in the paper, `-chosen`.
         weight: lambda.
 
-    Example:
+    Examples:
         >>> round(float(orpo_loss(torch.tensor(-1.0), torch.tensor(-1.0), torch.tensor(1.0), weight=1.0)), 3)
         1.693
     """
@@ -178,7 +178,7 @@ def orpo_loss(chosen: Tensor, rejected: Tensor, nll: Tensor, weight: float) -> T
 def simpo_loss(chosen: Tensor, rejected: Tensor, beta: float, gamma: float) -> Tensor:
     """Compute -log sigmoid(beta (m_c - m_r) - gamma), with mean log-probs m (SimPO, arXiv 2405.14734, eq. 6).
 
-    Example:
+    Examples:
         >>> round(float(simpo_loss(torch.tensor(-1.0), torch.tensor(-1.5), beta=2.0, gamma=1.0)), 4)
         0.6931
     """

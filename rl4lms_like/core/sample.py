@@ -115,7 +115,7 @@ class Preference(Sample):
 def response_text(messages: Sequence[Message]) -> tuple[str, dict[str, Message | list[Message]]]:
     """Return the text of a response for a sample, and the entry of `response_messages` if it needs one.
 
-    Example:
+    Examples:
         >>> response_text([{"role": "assistant", "content": "Yes."}])
         ('Yes.', {})
     """

@@ -17,7 +17,7 @@ def impossible_ids(ids: Tensor, vocab_size: int) -> str | None:
 
     On a GPU such an id would end the process, without a message.
 
-    Example:
+    Examples:
         >>> import torch
         >>> impossible_ids(torch.tensor([[5, 50], [7, -1]]), vocab_size=50)
         'ids of tokens from -1 to 50; the policy has 50 tokens'
@@ -30,7 +30,7 @@ def impossible_ids(ids: Tensor, vocab_size: int) -> str | None:
 def impossible_log_probs(log_prob: Tensor) -> str | None:
     """Return which of the log-probs of sampled tokens `[n_tokens]` cannot be, or None if all can.
 
-    Example:
+    Examples:
         >>> import torch
         >>> impossible_log_probs(torch.tensor([-1.0, 3.0]))
         '1 of 2 log-probs of sampled tokens cannot be: that of token 1 is 3 (expected -10000 to 0.001)'

@@ -15,7 +15,7 @@ import numpy as np
 def derived_seed(seed: int, purpose: str, *counters: int) -> int:
     """Return a 32-bit seed from a run's seed, a purpose and counters; the same in every process and on every machine.
 
-    Example:
+    Examples:
         >>> derived_seed(1, "rollout", 0) == derived_seed(1, "rollout", 0)
         True
         >>> derived_seed(1, "rollout", 0) == derived_seed(1, "rollout", 1)

@@ -29,7 +29,7 @@ def top_p_mask(logits: Tensor, p: float, min_tokens_to_keep: int = 1) -> Tensor:
     Returns:
         `[..., vocab]`, bool; includes the token with which the total probability crosses `p`.
 
-    Example:
+    Examples:
         >>> top_p_mask(torch.tensor([0.5, 0.3, 0.2]).log(), p=0.6).tolist()
         [True, True, False]
     """
@@ -68,7 +68,7 @@ def _crossing(probs: Tensor, token_ids: Tensor, p: float, min_tokens_to_keep: in
 def top_k_mask(logits: Tensor, k: int) -> Tensor:
     """Mask the `k` most probable tokens `[..., vocab]`, bool; all tokens where the vocabulary is smaller than `k`.
 
-    Example:
+    Examples:
         >>> top_k_mask(torch.tensor([0.1, 0.7, 0.2]), k=2).tolist()
         [False, True, True]
     """
@@ -85,7 +85,7 @@ def with_tokens(allowed: Tensor, token_ids: Sequence[int]) -> Tensor:
 def packed_size(vocab_size: int) -> int:
     """Return the number of bytes of one packed mask.
 
-    Example:
+    Examples:
         >>> packed_size(50257)
         6283
     """
@@ -95,7 +95,7 @@ def packed_size(vocab_size: int) -> int:
 def pack(allowed: Tensor) -> Tensor:
     """Pack a mask `[..., vocab]` into bits `[..., n_bytes]`; bits beyond the vocabulary are 0.
 
-    Example:
+    Examples:
         >>> pack(torch.tensor([True, False, True])).tolist()  # bits 0 and 2
         [5]
     """
@@ -109,7 +109,7 @@ def pack(allowed: Tensor) -> Tensor:
 def unpack(packed: Tensor, vocab_size: int) -> Tensor:
     """Unpack bits `[..., n_bytes]` into a mask `[..., vocab]`.
 
-    Example:
+    Examples:
         >>> unpack(torch.tensor([5], dtype=torch.uint8), vocab_size=3).tolist()
         [True, False, True]
     """
@@ -120,7 +120,7 @@ def unpack(packed: Tensor, vocab_size: int) -> Tensor:
 def contains(packed: Tensor, token_ids: Tensor) -> Tensor:
     """Return whether each of `n` packed masks `[n, n_bytes]` allows its token `[n]`; bool.
 
-    Example:
+    Examples:
         >>> contains(pack(torch.tensor([[True, False, True], [True, False, True]])), torch.tensor([1, 2])).tolist()
         [False, True]
     """
@@ -131,7 +131,7 @@ def contains(packed: Tensor, token_ids: Tensor) -> Tensor:
 def n_allowed(packed: Tensor) -> Tensor:
     """Count the allowed tokens `[n]` of `n` packed masks `[n, n_bytes]`.
 
-    Example:
+    Examples:
         >>> n_allowed(pack(torch.tensor([[True, False, True], [False, False, True]]))).tolist()
         [2, 1]
     """

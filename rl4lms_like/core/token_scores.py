@@ -94,7 +94,7 @@ class MaskedScores(NamedTuple):
 def scores_of_logits(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
     """Compute log-prob and entropy `[n_tokens]` from logits `[n_tokens, vocab]` with autograd (twice differentiable).
 
-    Example:
+    Examples:
         >>> log_prob, entropy = scores_of_logits(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         >>> round(float(log_prob), 3), round(float(entropy), 3)
         (-0.693, 0.693)
@@ -112,7 +112,7 @@ def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) ->
         actions: token ids `[n_tokens]`.
         allowed: `[n_tokens, n_bytes]`, see `core.token_masks`.
 
-    Example:
+    Examples:
         >>> allowed = torch.tensor([[0b011]], dtype=torch.uint8)  # tokens 0 and 1
         >>> scores = masked_scores_of_logits(torch.zeros(1, 3), torch.tensor([1]), allowed)
         >>> [round(float(score), 3) for score in scores]  # log(1/2), its entropy, log(1/3)
@@ -127,7 +127,7 @@ def masked_scores_of_logits(logits: Tensor, actions: Tensor, allowed: Tensor) ->
 def masked_logits(logits: Tensor, allowed: Tensor) -> Tensor:
     """Return logits `[n_tokens, vocab]` with those of all but the allowed tokens `[n_tokens, n_bytes]` set to `NEVER`.
 
-    Example:
+    Examples:
         >>> masked_logits(torch.zeros(1, 2), torch.tensor([[0b01]], dtype=torch.uint8)).softmax(dim=-1).tolist()
         [[1.0, 0.0]]
     """
@@ -183,7 +183,7 @@ def vocabulary_kl(
     Returns:
         `[n_tokens]`.
 
-    Example:
+    Examples:
         >>> p = Distributions(torch.tensor([[0.5, 0.3, 0.2]]).log(), None)
         >>> q = Distributions(torch.tensor([[0.2, 0.3, 0.5]]).log(), None)
         >>> [round(float(vocabulary_kl(p, q, top_k=k, logits_budget=100)), 4) for k in (None, 2, 1)]

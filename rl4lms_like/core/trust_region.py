@@ -35,7 +35,7 @@ def conjugate_gradient(
         max_steps: maximum number of products.
         tolerance: stop once the squared norm of the residual is below this.
 
-    Example:
+    Examples:
         >>> conjugate_gradient(lambda v: 2 * v, torch.tensor([2.0, 4.0]), max_steps=10).x.tolist()
         [1.0, 2.0]
     """
@@ -64,7 +64,7 @@ def conjugate_gradient(
 def largest_step(solution: Solution, b: Tensor, target_kl: float) -> Tensor:
     """Return the step s along x with ½ sᵀ A s = target_kl; 0 if x is 0.
 
-    Example:
+    Examples:
         >>> solution = Solution(x=torch.tensor([1.0]), residual=torch.tensor([0.0]))
         >>> largest_step(solution, torch.tensor([2.0]), target_kl=4.0).tolist()
         [2.0]
@@ -80,7 +80,7 @@ def largest_step(solution: Solution, b: Tensor, target_kl: float) -> Tensor:
 def backtracking(shrinking_factor: float, max_tries: int) -> Iterator[float]:
     """Yield the fractions of a step that a line search tries: 1, c, c², ...
 
-    Example:
+    Examples:
         >>> list(backtracking(0.5, max_tries=3))
         [1.0, 0.5, 0.25]
     """
@@ -97,7 +97,7 @@ def curved(probs: Tensor, tangent: Tensor) -> Tensor:
         probs: p `[..., vocab]`.
         tangent: v `[..., vocab]`.
 
-    Example:
+    Examples:
         >>> curved(torch.tensor([0.5, 0.5]), torch.tensor([4.0, 0.0])).tolist()
         [1.0, -1.0]
     """
@@ -112,7 +112,7 @@ def categorical_kl(logits: Tensor, new_logits: Tensor) -> Tensor:
 
     With d the difference of the logits, the KL is E[d] + log E[exp(-d)] under p. No large numbers cancel in this form.
 
-    Example:
+    Examples:
         >>> round(float(categorical_kl(torch.tensor([[0.0, 0.0]]), torch.tensor([[0.0, 1.0]]))), 3)
         0.12
     """

@@ -135,7 +135,7 @@ class PreferenceColumns:
 def common_beginning(chosen: str, rejected: str) -> str:
     """Return the common beginning of two texts up to the end of a word; the rest begins with white space.
 
-    Example:
+    Examples:
         >>> common_beginning("User: Is it so? Bot: Yes.", "User: Is it so? Bot: Yesterday it was.")
         'User: Is it so? Bot:'
     """
@@ -152,7 +152,7 @@ def _n_common_messages(conversations: Sequence[Messages]) -> int:
 
     It is the longest common beginning that leaves a response, which begins with a message of the assistant.
 
-    Example:
+    Examples:
         >>> user, good, bad = ({"role": role, "content": role} for role in ("user", "assistant", "assistant"))
         >>> _n_common_messages([[user, good, user, good], [user, good, user, bad | {"content": "No."}]])
         3

@@ -322,7 +322,7 @@ def text_pieces(decode: Callable[[list[int]], str], ids: Sequence[int]) -> list[
     Returns:
         `n` texts. Joined they are `decode(ids)` for every tokenizer.
 
-    Example:
+    Examples:
         >>> text_pieces(lambda ids: bytes(ids).decode(errors="replace"), [104, 105, 195, 188])
         ['h', 'i', '', 'ü']
     """

@@ -71,7 +71,7 @@ UNKNOWN_DISTRIBUTION = ("top_h", "watermarking_config", "prompt_lookup_num_token
 def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
     """Return whether tokens are sampled from a known distribution that is not the model's own.
 
-    Example:
+    Examples:
         >>> samples_other_distribution({"do_sample": True, "top_k": 0}), samples_other_distribution({"do_sample": True})
         (False, True)
     """

@@ -24,7 +24,7 @@ class RewardFunction(ABC):
             stops with an error before a model is loaded.
         is_local: False if it calls a server or a paid service. Evaluations then compute it only if the config lists it.
 
-    Example:
+    Examples:
         >>> class ShortAnswer(RewardFunction):
         ...     terminal = True
         ...
@@ -70,7 +70,7 @@ class BatchedRewardFunction(ABC):
             stops with an error before a model is loaded.
         is_local: False if it calls a server or a paid service. Evaluations then compute it only if the config lists it.
 
-    Example:
+    Examples:
         >>> class FullStop(BatchedRewardFunction):
         ...     terminal = True
         ...

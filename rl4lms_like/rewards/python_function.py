@@ -41,7 +41,7 @@ class PythonReward(FunctionScore, TextReward, GeneratedReward):
     the lists that TRL's trainers pass. `prompts`, `references` and `meta_infos` are passed by these names, all others
     are columns of the data.
 
-    Example:
+    Examples:
         >>> def short(responses):
         ...     return [1.0 if len(text) < 20 else 0.0 for text in responses]
         >>> PythonReward(short)(["Why?"], ["It is so."], [[]], [True])

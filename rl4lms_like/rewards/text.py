@@ -15,7 +15,7 @@ from rl4lms_like.scoring.score import Score, Texts, require_references
 class TextReward(BatchedRewardFunction):
     """Terminal reward that scores all finished responses of a batch in one call.
 
-    Example:
+    Examples:
         >>> class FullStop(TextReward):
         ...     def scores(self, texts):
         ...         return [1.0 if response.endswith(".") else 0.0 for response in texts.responses]
@@ -73,7 +73,7 @@ class ScoreReward(TextReward, Score):
 class LastTokenReward(RewardFunction):
     """Reward of the last token of an episode; 0 for all others.
 
-    Example:
+    Examples:
         >>> class ShortResponse(LastTokenReward):
         ...     def score(self, observation):
         ...         return 1.0 if observation.n_actions <= 20 else 0.0

@@ -584,7 +584,7 @@ def _pairs_of_one_prompt(prompts: Sequence[str]) -> list[tuple[int, int]]:
 def json_value(text: str, key: str) -> Any:
     """Return the value of a key in the last JSON object of a text that has it; None if there is none.
 
-    Example:
+    Examples:
         >>> json_value('I think {not 3}. ```json {"score": 4, "why": "short"}```', "score")
         4
     """

@@ -75,7 +75,7 @@ def _restored(name: str, value: Any) -> NamedFunction:
 def split_name(text: str) -> tuple[str, str | None]:
     """Return import path and digest of a function's name; the digest is None if the name has none.
 
-    Example:
+    Examples:
         >>> split_name("my_rewards:score@1f0c2a9b44de")
         ('my_rewards:score', '1f0c2a9b44de')
     """
@@ -86,7 +86,7 @@ def split_name(text: str) -> tuple[str, str | None]:
 def short_name(text: str) -> str:
     """Return the last part of a function's name.
 
-    Example:
+    Examples:
         >>> [short_name(text) for text in ("my_rewards:score@1f0c2a9b44de", "__main__:make.<locals>.<lambda>@00")]
         ['score', 'lambda']
     """

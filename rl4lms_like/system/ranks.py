@@ -78,7 +78,7 @@ class Ranks:
             sizes: of all items.
             rank: return the part of that process instead.
 
-        Example:
+        Examples:
             >>> Ranks().share([3, 1, 2])
             range(0, 3)
         """

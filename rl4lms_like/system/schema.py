@@ -437,7 +437,7 @@ def _expected(annotation: Any) -> str:
 def unknown_key(name: Any, known: Iterable[str]) -> str:
     """Return the message for an unknown key.
 
-    Example:
+    Examples:
         >>> unknown_key("limt", ["limit", "mode"])
         "unknown key; did you mean 'limit'?"
     """
@@ -451,7 +451,7 @@ def unknown_key(name: Any, known: Iterable[str]) -> str:
 def join(path: str, key: Any) -> str:
     """Append a key to a dotted path; an empty key is written `''`.
 
-    Example:
+    Examples:
         >>> join("alg.args", "gamma")
         'alg.args.gamma'
     """
@@ -462,7 +462,7 @@ def join(path: str, key: Any) -> str:
 def at(blocks: Any, path: str) -> Any:
     """Return the value at a dotted path, None if there is none.
 
-    Example:
+    Examples:
         >>> at({"alg": {"id": "ppo"}}, "alg.id")
         'ppo'
     """

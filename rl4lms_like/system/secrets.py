@@ -78,7 +78,7 @@ _looked_up: set[str] = set()
 def is_secret_name(name: str) -> bool:
     """Return whether a key, header or variable of this name contains a secret.
 
-    Example:
+    Examples:
         >>> [is_secret_name(name) for name in ("api_key", "HF_TOKEN", "max_new_tokens")]
         [True, True, False]
     """

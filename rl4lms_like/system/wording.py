@@ -51,7 +51,7 @@ def accept_any_character(stream: Any) -> None:
 def describe(annotation: Any) -> str:
     """Describe the values of a type; `anything` for types without constraints.
 
-    Example:
+    Examples:
         >>> describe(list[int] | None)
         'a list, each a whole number, or null'
     """
@@ -96,7 +96,7 @@ def _describe_composite(annotation: Any) -> str | None:
 def shown(value: Any) -> str:
     """Return a value as written in a config, shortened.
 
-    Example:
+    Examples:
         >>> [shown(value) for value in (None, True, 0.5, "mean")]
         ['null', 'true', '0.5', "'mean'"]
     """
@@ -111,7 +111,7 @@ def shown(value: Any) -> str:
 def raised(error: BaseException) -> str:
     """Describe an exception of a user's code.
 
-    Example:
+    Examples:
         >>> raised(KeyError("topic"))
         "KeyError: 'topic'"
     """

@@ -161,7 +161,7 @@ def gap(gradient: Tensor, exact: Tensor) -> float:
 
     This is the sine of the angle between them, 1 from 90 degrees on, and 1 for a gradient of 0.
 
-    Example:
+    Examples:
         >>> gap(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 0.0])), gap(torch.zeros(2), torch.tensor([1.0, 0.0]))
         (0.0, 1.0)
     """

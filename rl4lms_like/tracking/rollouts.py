@@ -42,7 +42,7 @@ def kept_rollouts(run_folder: Path, kind: str = ITERATION, ending: str = TENSORS
 def ranges(numbers: list[int]) -> str:
     """Return sorted numbers in short.
 
-    Example:
+    Examples:
         >>> ranges([1, 2, 3, 7])
         '1-3, 7'
     """

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: LaTeX between `$$` becomes MathML, which browsers show without a script.
+"""A hook of mkdocs: LaTeX between `$$` becomes MathML in a box of its own, which browsers show without a script.
 
 GitHub shows the same blocks by itself.
 """
@@ -15,4 +15,4 @@ FORMULA = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.MULTILINE | re.DOTALL)
 
 def on_page_markdown(markdown: str, **kwargs: Any) -> str:
     """Replace the formulas of a page."""
-    return FORMULA.sub(lambda found: convert(found[1], display="block"), markdown)
+    return FORMULA.sub(lambda found: f'<div class="formula">{convert(found[1], display="block")}</div>', markdown)

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rl4lms_like.benchmarking.spec import load_benchmark
 from rl4lms_like.cli.commands import build_parser
@@ -33,7 +34,8 @@ from rl4lms_like.config.yaml_file import dump_yaml, parse_yaml
 from rl4lms_like.offline.pipeline import parse_pipeline
 from rl4lms_like.quickstart import _parser as quickstart_parser
 from rl4lms_like.run import train_config
-from scripts.docs.catalogue_page import PAGE as GENERATED_PAGE
+from scripts.docs.catalogue_page import PAGE as CATALOGUE
+from scripts.docs.repository_pages import PAGES as REPOSITORY_PAGES
 from tests.config_errors import raises_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -316,8 +318,20 @@ def test_every_algorithm_and_objective_has_a_page_that_its_overview_links(kind, 
 
 
 def test_the_site_has_every_page():
-    named = set(re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2]))
-    assert named == {page.removeprefix("docs/") for page in PAGES if page.startswith("docs/")} | {GENERATED_PAGE}
+    named = re.findall(r"[\w/]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2])
+    written = [REPOSITORY_PAGES.get(page, page.removeprefix("docs/")) for page in PAGES]
+    assert sorted(named) == sorted([*written, CATALOGUE])
+
+
+def test_the_site_has_five_tabs_and_no_long_list():
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
+    tabs = yaml.safe_load(nav)
+    assert [name for tab in tabs for name in tab] == ["Start", "Guides", "Algorithms", "Reference", "Project"]
+    groups = [entries for tab in tabs for entries in tab.values()]
+    for group in groups:
+        assert len(group) <= 10, group
+        groups += [entries for entry in group for entries in entry.values() if isinstance(entries, list)]
+    assert len(groups) > 10
 
 
 # --- ids -------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Lines of Markdown have at most 120 characters, except for tables, code, formulas, links and long code spans."""
+"""Lines of Markdown and of code in it have at most 120 characters, except for tables, formulas, links and outputs."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ def long_lines(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_no_long_lines(page):
     assert list(long_lines((REPOSITORY / page).read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_of_code_fit_the_column(page):
+    """Of 120 characters, the site's column shows all; blocks without a language are outputs of programs."""
+    code = re.findall(r"^( *)```(?:python|yaml|sh|bash)\n(.*?)^\1```", (REPOSITORY / page).read_text(), re.M | re.S)
+    lines = [line.removeprefix(indent) for indent, block in code for line in block.splitlines()]
+    assert [line for line in lines if len(line) > WIDTH] == []
 
 
 LONG = " ".join(["word"] * 30)
