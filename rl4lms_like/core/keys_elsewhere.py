@@ -324,7 +324,8 @@ RL_KEYS = (
         "async_enable async_queue_size partial_rollout_enable",
         "`engine: {id: vllm, args: {ahead: 1}}` generates the next rollout during an update",
     ),
-    Equivalent("", "enable_ema ema_beta", "the weights of the last iteration are saved"),
+    Equivalent("train_evaluation.average", "enable_ema ema_beta", "a block: `{decay: 0.99}`"),
+    Equivalent("alg.ptx", "ptx_coef pretrain_data", "a block with the texts and the coefficient"),
     Equivalent(
         "", "critic.save_value_network", "`pretrain-critic` saves a critic; that of a run is in its checkpoints"
     ),
@@ -414,14 +415,16 @@ OFFLINE_KEYS = (
         "the log-probs of the reference are always computed before the first step",
     ),
     Equivalent(
-        "", "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps", "the reference does not change during a run"
+        "alg.args.reference_update_iterations", "sync_ref_model ref_model_sync_steps", "of `dpo`, `ipo` and `kto`"
     ),
+    Equivalent("alg.args.reference_mixing", "ref_model_mixup_alpha", "of `dpo`, `ipo` and `kto`"),
     Equivalent("", "dataset_num_proc", "texts are encoded in the main process"),
     Equivalent("", "dataset_kwargs shuffle_dataset", "examples are shuffled in each epoch, with the run's seed"),
     Equivalent("", "assistant_only_loss", "of conversations, the turns of the assistant are learned in any case"),
     Equivalent("", "eos_token pad_token", "the tokenizer's own; `pad_token_as_eos_token` adds a missing pad token"),
     Equivalent("", "activation_offloading", "`gradient_checkpointing` in `alg.training_args` saves memory"),
-    Equivalent("", "model_init_kwargs attn_implementation", "the model is loaded with the settings of its folder"),
+    Equivalent("alg.attn_implementation", "attn_implementation"),
+    Equivalent("", "model_init_kwargs", "the model is loaded with the settings of its folder"),
     Equivalent(
         "",
         "loss_weights ld_alpha f_divergence_type f_alpha_divergence_coef use_weighting discopop_tau",
