@@ -133,29 +133,35 @@ def test_check_summarises_a_short_run(project, tiny_gpt2_dir, capsys):
     assert "# batches" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_continues_from_another_folder(project, tiny_gpt2_dir, tmp_path):
+@pytest.mark.parametrize("is_elsewhere", [False, True], ids=["by the same command", "from another folder"])
+def test_an_interrupted_run_continues(is_elsewhere, project, tiny_gpt2_dir, tmp_path):
     train = ["train", "--model", str(tiny_gpt2_dir), *RL, *sets(RL_SETTINGS | {"metrics": []})]
     assert main([*train, "--experiment_name", "whole"]) == 0
+
+    program = [sys.executable, "-m", "rl4lms_like"]
+    command = [*program, *train, "--experiment_name", "stopped"]
     (project / "short_rewards.py").write_text(STOPPED)
-    interrupted = [sys.executable, "-m", "rl4lms_like", *train, "--experiment_name", "stopped"]
-    assert subprocess.run(interrupted, capture_output=True).returncode == 130
+    assert subprocess.run(command, capture_output=True).returncode == 130
+    (project / "short_rewards.py").write_text(REWARDS)
 
     # The folder of the reward is code, which a run folder may not choose: the error says how it is named.
-    (project / "short_rewards.py").write_text(REWARDS)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    stopped = project / "rl4lm_exps" / "stopped"
-    resume = [sys.executable, "-m", "rl4lms_like", "train", "--resume", str(stopped)]
-    place = {"cwd": elsewhere, "env": os.environ | {CODE_VARIABLE: ""}}
-    done = subprocess.run(resume, capture_output=True, text=True, **place)
-    assert done.returncode == 2 and f"--code {project}" in done.stderr
-    done = subprocess.run([*resume, "--code", str(project)], capture_output=True, text=True, **place)
+    place = {"cwd": project, "env": os.environ | {CODE_VARIABLE: ""}}
+    if is_elsewhere:
+        place["cwd"] = tmp_path
+        command = [*program, "train", "--resume", str(project / "rl4lm_exps" / "stopped")]
+        done = subprocess.run(command, capture_output=True, text=True, **place)
+        assert done.returncode == 2 and f"--code {project}" in done.stderr
+        command += ["--code", str(project)]
+
+    done = subprocess.run(command, capture_output=True, text=True, **place)
     assert done.returncode == 0, done.stderr
-    weights = [project / "rl4lm_exps" / name / "model" / "model.safetensors" for name in ("whole", "stopped")]
+    folders = [project / "rl4lm_exps" / name for name in ("whole", "stopped")]
+    weights = [folder / "model" / "model.safetensors" for folder in folders]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert sorted(path.name for path in (project / "rl4lm_exps").iterdir()) == ["stopped", "whole"]
 
 
-def test_the_same_command_continues_and_other_commands_use_the_run(project, tiny_gpt2_dir, capsys):
+def test_other_commands_use_the_run(project, tiny_gpt2_dir, capsys):
     options = ["--data", "prompts.jsonl", "--eval_data", "prompts.jsonl", "--reward_fn", "short_rewards.py:brevity"]
     options += sets(RL_SETTINGS | {"n_iters": 1})
     assert main(["train", "--model", str(tiny_gpt2_dir), *options, "--experiment_name", "first"]) == 0

@@ -1,4 +1,4 @@
-"""What this library does not include, and what to use instead: one table for errors of configs and for a page.
+"""Features that are not included, and what to use instead: one table for errors of configs and for a page.
 
     deepspeed: zero.json      unknown key; there is no equivalent: DeepSpeed is not included: ... (docs/not_included.md)
 
