@@ -222,3 +222,18 @@ def test_the_check_shows_the_tokens_of_the_format(bases, tmp_path):
         lines = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
         assert lines["end of turn"].split() == [f"'{END}'", "(321)"]
         assert repr(f"{START}user\n{PROMPTS[0]}{END}\n{START}assistant\n") in shown
+
+
+@pytest.mark.parametrize("algorithm", ["nlpo", "trpo", "a2c"])
+def test_rows_are_trained_by_other_algorithms(algorithm, bases, tmp_path):
+    """Masks come from a copy with merged rows, TRPO needs second derivatives."""
+    mapping = config_of("grpo", "causal", bases / "gpt2", tmp_path, peft=PEFT)
+    mapping["alg"] |= {"id": algorithm, "args": {"n_steps": 8, "learning_rate": 1e-2}}
+    mapping["alg"]["policy"]["args"]["value_head_init"] = "default"  # all rewards are 0: the values make the advantages
+    if algorithm == "nlpo":
+        mapping["alg"]["policy"]["id"] = "maskable_causal_lm_actor_critic_policy"
+        mapping["alg"]["policy"]["args"] |= {"top_mask": 200, "target_update_iterations": 1}
+    model = AutoModelForCausalLM.from_pretrained(run(mapping, tmp_path) / "model")
+    rows = model.get_input_embeddings().weight[320:]
+    before = AutoModelForCausalLM.from_pretrained(bases / "gpt2").get_input_embeddings().weight.mean(dim=0)
+    assert (rows - before).abs().amax(dim=1).min() > 1e-6
