@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like import Run
-from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.inference import generate_texts
 from rl4lms_like.preview import preview
 from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.offline.supervised.test_resume import stopped
 from tests.robustness.killed_runs import files_of
@@ -200,6 +202,19 @@ def test_a_stopped_run_of_rl_is_resumed_to_the_same_files(algorithm, critic, fir
     folder = tmp_path / "rl4lm_exps" / "run"
     assert resume(folder, quiet=True) == folder
     assert files_of(folder) == files_of(expected)
+
+
+def test_the_check_of_a_run_restores_a_deleted_base_of_its_adapters(bases, tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "cache"))
+    mapping = config_of("supervised", "causal", bases / "gpt2", tmp_path, peft=PEFT)
+    mapping["alg"]["training_args"]["max_steps"] = 1
+    folder = run(mapping, tmp_path)
+    expected = generate_texts(folder, PROMPTS, decoding="greedy")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ModelError, match="with_added_tokens"):
+        generate_texts(folder, PROMPTS, decoding="greedy")
+    "".join(preview(load_config(folder / "config.json")))
+    assert generate_texts(folder, PROMPTS, decoding="greedy") == expected
 
 
 def test_a_run_in_python_has_the_same_format(bases, tmp_path):
