@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from rl4lms_like import Run
-from rl4lms_like.config.load import parse_config
+from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.inference import generate_texts
 from rl4lms_like.preview import preview
 from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.offline.supervised.test_resume import stopped
 from tests.robustness.killed_runs import files_of
@@ -202,6 +204,19 @@ def test_a_stopped_run_of_rl_is_resumed_to_the_same_files(algorithm, critic, fir
     assert files_of(folder) == files_of(expected)
 
 
+def test_the_check_of_a_run_restores_a_deleted_base_of_its_adapters(bases, tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "cache"))
+    mapping = config_of("supervised", "causal", bases / "gpt2", tmp_path, peft=PEFT)
+    mapping["alg"]["training_args"]["max_steps"] = 1
+    folder = run(mapping, tmp_path)
+    expected = generate_texts(folder, PROMPTS, decoding="greedy")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(ModelError, match="with_added_tokens"):
+        generate_texts(folder, PROMPTS, decoding="greedy")
+    "".join(preview(load_config(folder / "config.json")))
+    assert generate_texts(folder, PROMPTS, decoding="greedy") == expected
+
+
 def test_a_run_in_python_has_the_same_format(bases, tmp_path):
     rows = [{"prompt": prompt, "completion": ANSWER} for prompt in PROMPTS] * 4
     settings = {"chat_template": "chatml", "add_tokens": ["<think>"], "peft": PEFT, "max_new_tokens": 16}
@@ -222,3 +237,18 @@ def test_the_check_shows_the_tokens_of_the_format(bases, tmp_path):
         lines = dict(line.split("  ", 1) for line in shown.splitlines() if "  " in line)
         assert lines["end of turn"].split() == [f"'{END}'", "(321)"]
         assert repr(f"{START}user\n{PROMPTS[0]}{END}\n{START}assistant\n") in shown
+
+
+@pytest.mark.parametrize("algorithm", ["nlpo", "trpo", "a2c"])
+def test_rows_are_trained_by_other_algorithms(algorithm, bases, tmp_path):
+    """Masks come from a copy with merged rows, TRPO needs second derivatives."""
+    mapping = config_of("grpo", "causal", bases / "gpt2", tmp_path, peft=PEFT)
+    mapping["alg"] |= {"id": algorithm, "args": {"n_steps": 8, "learning_rate": 1e-2}}
+    mapping["alg"]["policy"]["args"]["value_head_init"] = "default"  # all rewards are 0: the values make the advantages
+    if algorithm == "nlpo":
+        mapping["alg"]["policy"]["id"] = "maskable_causal_lm_actor_critic_policy"
+        mapping["alg"]["policy"]["args"] |= {"top_mask": 200, "target_update_iterations": 1}
+    model = AutoModelForCausalLM.from_pretrained(run(mapping, tmp_path) / "model")
+    rows = model.get_input_embeddings().weight[320:]
+    before = AutoModelForCausalLM.from_pretrained(bases / "gpt2").get_input_embeddings().weight.mean(dim=0)
+    assert (rows - before).abs().amax(dim=1).min() > 1e-6

@@ -23,6 +23,8 @@ from rl4lms_like.training.shared_config import is_on_hub, shared_config
     ({"id": "x", "args": {"model_name": "owner/m"}}, {"model_name": "owner/m"}, []),
     ({"id": "x", "args": {"model_name": "embedded/gpt2-films"}}, {"model_name": "embedded/gpt2-films"}, []),
     ({"id": "x", "args": {"source": "/data/acme/client/s"}}, {"source": "s"}, ["s"]),
+    ({"id": "x", "args": {"chat_template": "chatml"}}, {"chat_template": "chatml"}, []),
+    ({"id": "x", "args": {"chat_template": "private/t.jinja"}}, {"chat_template": "t.jinja"}, ["t.jinja"]),
     ({"id": "regex", "args": {"pattern": "/think"}}, {"pattern": "/think"}, []),
     ({"id": "http", "args": {"url": "http://host/a/b", "path": "https://host/a/b"}},
      {"url": "http://host/a/b", "path": "https://host/a/b"}, []),
