@@ -547,8 +547,7 @@ class ResumeState:
             if "callbacks" in numbers:
                 user_callbacks.load_state_dict(numbers["callbacks"])
             if average is not None:
-                average.load_state_dict(numbers["average"])
-                states.load_weights(average.tensors(), self.state.part("average."))
+                average.restore(numbers.get("average"), self.state.part("average."))
 
             progress = numbers["trainer"]
             self.step = self.trainer_state.global_step

@@ -43,7 +43,7 @@ from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.alert import report_alert
 from rl4lms_like.training.averages import FOLDER as AVERAGE
-from rl4lms_like.training.averages import SPLITS, average_of
+from rl4lms_like.training.averages import NEVER_UPDATED, SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
@@ -176,7 +176,7 @@ class SupervisedTrainer:
             self.trainer.evaluated.pop((self.step, "val"), None)
         with self.interruption.at_any_moment():
             self.evaluate(("val", "test"))
-            self._evaluate_average()
+        self._evaluate_average()
         self.user_callbacks.check()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.checkpoint_base_path)
@@ -245,6 +245,9 @@ class SupervisedTrainer:
         """Save the averaged model next to the model."""
         if self.average is None:
             return
+        if not self.average.last:
+            self.tracker.log_info(NEVER_UPDATED)
+            return
         folder = self.tracker.run_path / AVERAGE
         saving_average = saving(f"the averaged model to {folder}")
         with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
@@ -252,13 +255,13 @@ class SupervisedTrainer:
 
     def _evaluate_average(self) -> None:
         """Evaluate the averaged model on `val` and `test`, each once after the last step."""
-        if self.average is None:
+        if self.average is None or not self.average.last:
             return
         for split, logged_split in SPLITS.items():
             samples = self.run.samples[split][: self.schedule.max_eval_samples]
             if not samples or (self.step, logged_split) in self.trainer.evaluated:
                 continue
-            with self.average.in_model():
+            with self.average.in_model(), self.interruption.at_any_moment():
                 evaluation = self._evaluate_split(split, samples)
             self.trainer.evaluated[self.step, logged_split] = evaluation
             self.tracker.log_metrics(self.epoch, logged_split, evaluation.scores)

@@ -440,8 +440,7 @@ class ResumePoint:
         load_weights(policy.training_state(), state.part("policy."))
         load_optimizer(policy.optimizer, numbers["optimizer"], state.part("optimizer."))
         if self.average is not None:
-            self.average.load_state_dict(numbers["average"])
-            load_weights(self.average.tensors(), state.part("average."))
+            self.average.restore(numbers.get("average"), state.part("average."))
 
         # Each process has generators and a reward of its own. One that the run did not have before takes those of the
         # main process.

@@ -35,7 +35,7 @@ from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.averages import FOLDER as AVERAGE
-from rl4lms_like.training.averages import SPLITS, average_of
+from rl4lms_like.training.averages import NEVER_UPDATED, SPLITS, average_of
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
 from rl4lms_like.training.user_callbacks import user_callbacks
@@ -270,6 +270,9 @@ class OnPolicyTrainer:
         """Save the averaged model next to the model."""
         if self.average is None:
             return
+        if not self.average.last:
+            self.tracker.log_info(NEVER_UPDATED)
+            return
         folder = self.tracker.run_path / AVERAGE
         saving_average = saving(f"the averaged model to {folder}")
         with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
@@ -277,7 +280,7 @@ class OnPolicyTrainer:
 
     def _evaluate_average(self) -> None:
         """Evaluate the averaged model on `val` and `test`, each once after the last iteration."""
-        if self.average is None:
+        if self.average is None or not self.average.last:
             return
         for split, logged_split in SPLITS.items():
             samples = self.run.samples[split][: self.schedule.max_eval_samples]

@@ -22,9 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from rl4lms_like.config.run_config import AverageConfig
+from rl4lms_like.system.errors import CheckpointError
+from rl4lms_like.training.resuming.states import load_weights
 
 FOLDER = "average"
 """Folder in the run folder with the averaged model."""
+NEVER_UPDATED = "there are no averaged weights: the run ended before the first update (train_evaluation.average.every)"
 SPLITS = {"val": "average_val", "test": "average_test"}
 """Name under which the evaluation of the averaged model on a split is logged."""
 
@@ -99,9 +102,16 @@ class WeightAverage:
         """Return the numbers of the state."""
         return {"last": self.last}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the numbers of the state; the tensors are restored in place."""
+    def restore(self, state: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the numbers and tensors of a checkpoint; None if it has none.
+
+        Raises:
+            CheckpointError: the run had no average, or another kind of average.
+        """
+        if state is None:
+            raise CheckpointError("it has no averaged weights: they cannot be added to a run that has begun")
         self.last = state["last"]
+        load_weights(self.tensors(), tensors)
 
 
 def average_of(config: AverageConfig | None, model: nn.Module) -> WeightAverage | None:

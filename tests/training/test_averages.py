@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.inference import evaluate_run
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
 from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import CheckpointError
 from tests.config_errors import raises_at
 from tests.offline.preferences import preference_runs
 from tests.offline.supervised.test_trainer import six_steps
@@ -122,6 +124,29 @@ def test_the_trained_model_is_that_of_a_run_without(kind, tiny_gpt2_dir, tmp_pat
     assert averaged["epoch"] == last["epoch"] and averaged["metrics"].keys() == last["metrics"].keys()
     if kind == "preference":
         assert averaged["metrics"]["preference/loss"] != last["metrics"]["preference/loss"]
+
+
+def test_the_command_evaluates_the_averaged_model(tiny_gpt2_dir, tmp_path):
+    folder = started(rl(EMA, tiny_gpt2_dir, tmp_path) | {"seed": 3}, tmp_path)
+    (logged,) = files_of(folder)["average_test_split_metrics.jsonl"]
+    assert evaluate_run(folder / "average", split="test") == pytest.approx(logged["metrics"])
+
+
+def test_an_average_that_was_never_updated_is_reported_and_not_saved(tiny_gpt2_dir, tmp_path):
+    folder = started(supervised({"every": 7}, tiny_gpt2_dir, tmp_path), tmp_path)
+    assert "the run ended before the first update" in (folder / "log.txt").read_text()
+    assert not (folder / "average").exists() and not list(folder.glob("average_*"))
+
+
+def test_an_average_cannot_be_added_to_a_run_that_has_begun(tiny_gpt2_dir, tmp_path, monkeypatch):
+    mapping = rl(None, tiny_gpt2_dir, tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        stop_after(patch, 2, "files")
+        started(mapping, tmp_path)
+    folder = tmp_path / "rl4lm_exps" / "run"
+    changes = {"values": {"train_evaluation.average": {"decay": 0.5}}, "accepted": ["train_evaluation.average"]}
+    with pytest.raises(CheckpointError, match="no averaged weights"):
+        resume(folder, quiet=True, **changes)
 
 
 def weights_file(folder):
