@@ -73,7 +73,8 @@ def add_defaults(
     put_default(blocks, "alg.model_name", model)
     put_default(blocks, "alg.model_type", "seq2seq" if is_seq2seq else "causal")
     # A reward model writes no text.
-    if algorithm not in OBJECTIVES or OBJECTIVES.signature(algorithm).has_language_model:
+    signature: Any = OBJECTIVES.signature(algorithm) if kind == "preference" else None
+    if signature is None or signature.has_language_model:
         _add_generation(blocks, "alg.generation_kwargs")
 
 
