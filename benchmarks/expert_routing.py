@@ -19,7 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rl4lms_like.testing.models import make_tokenizer
 
-SIZE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+SIZE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 SIZE |= {"intermediate_size": 128, "num_experts_per_tok": 2, "max_position_embeddings": 256, "initializer_range": 0.1}
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -79,9 +85,8 @@ def measured(model: PreTrainedModel, dtype: torch.dtype) -> tuple[float, float, 
         last_states = [step.last_hidden_state[:, -1:]]
         experts_of_steps = []
         for position in range(N_PROMPT, ids.shape[1] - 1):
-            step = model.base_model(
-                input_ids=ids[:, position : position + 1], past_key_values=step.past_key_values, use_cache=True, **option
-            )
+            tokens = ids[:, position : position + 1]
+            step = model.base_model(input_ids=tokens, past_key_values=step.past_key_values, use_cache=True, **option)
             last_states.append(step.last_hidden_state)
             experts_of_steps.append(chosen(step, 1, model))
         logits = model.get_output_embeddings()(torch.cat(last_states, dim=1))
