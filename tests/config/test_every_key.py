@@ -228,6 +228,7 @@ _FAR = {"alg.policy.args.reference_model": f"{FOLDERS}/gpt2_other"}
 _TARGET = {**_FAR, "alg.kl_div.target_kl": 0.01}
 _SICK = see.alarms()
 _GROUPS = {"alg.id": "grpo", "alg.args.group_size": 2, "alg.args.learning_rate": 1e-2}
+_PTX = {"alg.ptx": {"data": {"id": "film_opinions", "args": {"n_train": 8}}, "coeff": 0.5, "batch_size": 2}}
 _HEAD = {"alg.policy.args.value_head_init": "default"}
 _CHAT = {"tokenizer.model_name": f"{FOLDERS}/chat"}
 _DATED = {"tokenizer.model_name": f"{FOLDERS}/dated"}
@@ -294,6 +295,11 @@ RUN: dict[str, Row | Silent] = {
         lambda made: type(made.policy).__name__,
         also={"alg.policy.args.model_name": f"{FOLDERS}/t5"},
     ),
+    "alg.ptx.data.id": Row("sums", see.weights, {"alg.ptx": {**_PTX["alg.ptx"], "data": {"id": "film_opinions"}}}),
+    "alg.ptx.data.args": Row({"n_train": 3}, see.weights, _PTX),
+    "alg.ptx.coeff": Row(2.0, see.weights, _PTX),
+    "alg.ptx.batch_size": Row(5, see.weights, _PTX),
+    "alg.ptx.max_length": Row(3, see.weights, _PTX),
     "alg.kl_div.coeff": Row(0.5, see.weights, _FAR),
     "alg.kl_div.target_kl": Row(0.01, see.kl_coefficient, _FAR),
     "alg.kl_div.norm_reward": Row(True),

@@ -339,6 +339,7 @@ RULE_OPTIONS: dict[str, list[Any]] = {
     "alg.args.loss": ["ipo", "hinge", "sigmoid"],
     "alg.args.label_smoothing": [0.1, 0.6],
     "alg.args.vf_coef": [0, 0.5],
+    "alg.ptx": [{"data": {"id": "film_opinions"}, "coeff": 0.1}, {"coeff": 1}, None, 3],
     "alg.kl_div": [3, None, {"coeff": 0}, {"coeff": 0.1, "placement": "advantage"}],
     "alg.kl_div.placement": ["reward", "advantage", "loss", "lose"],
     "alg.kl_div.estimator": ["k1", "k2", "k3", "full", "top_k"],
