@@ -33,6 +33,7 @@ CHANGES = {
     "`args.reference_update_iterations`": {"alg.args.reference_update_iterations": 5},
     "`kl_div.placement: loss`": {"alg.kl_div.placement": "loss"},
     "`kl_div.norm_reward`": {"alg.kl_div.norm_reward": True},
+    "rewards of steps without `aggregate`": {"reward_fn": {"id": "process_reward", "args": {"model_name": "prm"}}},
     "`env.reward_workers`": {"env.reward_workers": 2},
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
