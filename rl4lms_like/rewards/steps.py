@@ -14,6 +14,7 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cache
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -29,7 +30,7 @@ from rl4lms_like.scoring.frozen import ModelArguments
 from rl4lms_like.scoring.python_function import StepFunctionScore
 from rl4lms_like.scoring.steps import StepClassifier
 from rl4lms_like.system.numbers import Whole
-from rl4lms_like.system.wording import excerpt
+from rl4lms_like.system.wording import agreement, excerpt
 
 SEPARATOR = "\n\n"
 Aggregate = Literal["mean", "min", "last"]
@@ -61,21 +62,20 @@ def split_steps(episode: Observation, separator: str) -> list[Step]:
 def _pieces_of_text(episode: Observation, separator: str) -> list[Step]:
     """Return the pieces between the separators in the text of a response."""
     text = episode.context_text
+
+    # Number of characters of the text that the first n tokens have. It grows with n, so that a position is found in
+    # log2(n) decoded texts instead of n, of which the positions share the first ones.
+    @cache
+    def n_characters(n_actions: int) -> int:
+        return agreement(episode.after(n_actions).context_text, text)
+
     texts = text.split(separator)
     pieces = []
     end_in_text = 0
-    n_tokens = 0
     for piece in texts[:-1]:
         end_in_text += len(piece) + len(separator)
-        before = text[:end_in_text]
-
-        # The smallest number of tokens whose text begins with the step and its separator. More tokens have that
-        # beginning, too, so it is found in log2(n) decoded texts instead of n.
-        candidates = range(n_tokens, episode.n_actions)
-        n_tokens += bisect_left(
-            candidates, True, key=lambda n_actions: episode.after(n_actions).context_text.startswith(before)
-        )
-        pieces.append(Step(piece, n_tokens))
+        end = bisect_left(range(episode.n_actions), end_in_text, key=n_characters)
+        pieces.append(Step(piece, end))
     return [*pieces, Step(texts[-1], episode.n_actions)]
 
 

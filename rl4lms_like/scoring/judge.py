@@ -261,7 +261,7 @@ class LLMJudge(Score):
 
     @property
     def _name(self) -> str:
-        """What answers, in messages."""
+        """Name of the server or of the local model, for messages."""
         return str(self.url if self.model_name is None else self.model_name)
 
     def _issues(self) -> Iterator[str]:

@@ -37,6 +37,7 @@ CHANGES = {
     "`kl_div.norm_reward`": {"alg.kl_div.norm_reward": True},
     "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`ptx`": {"alg.ptx": {"data": {"id": "film_opinions"}, "coeff": 0.5}},
+    "rewards of steps without `aggregate`": {"reward_fn": {"id": "process_reward", "args": {"model_name": "prm"}}},
     "`env.reward_workers`": {"env.reward_workers": 2},
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},

@@ -15,9 +15,11 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.env import TextGenEnv
+from rl4lms_like.on_policy.rollout_files import read_rollout
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.call import score_episodes, score_transition
 from rl4lms_like.rewards.steps import ProcessReward, Step, StepFunctionReward, split_steps
+from rl4lms_like.run import train_config
 from rl4lms_like.system.errors import ConfigError, ModelError, RewardError
 from rl4lms_like.testing.checkers import check_reward_function
 from rl4lms_like.testing.models import make_tokenizer
@@ -233,6 +235,34 @@ def test_stepping_needs_an_aggregate_and_then_equals_playing():
     env.reset()
     with pytest.raises(RewardError, match="set aggregate to mean, min or last, or use env"):
         env.step(5)
+
+
+def share_of_o(steps):
+    return [(1 + step.count("o")) / len(step) if step else 0.0 for step in steps]
+
+
+def test_a_run_logs_the_rewards_of_a_loop_over_the_steps_also_with_workers(tiny_config, tmp_path):
+    """The total of each response that a run with two reward workers keeps is that of its steps."""
+    args = {"function": f"{__name__}:share_of_o", "separator": "e"}
+    tiny_config["reward_fn"] = {"id": "step_function", "args": args}
+    tiny_config["env"]["reward_workers"] = 2
+    tiny_config["train_evaluation"] |= {"n_iters": 1, "save_rollouts": True, "metrics": []}
+    config = parse_config(tiny_config)
+    folder = train_config(config, base_path_to_store_results=tmp_path, experiment_name="run", quiet=True)
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_config["tokenizer"]["model_name"])
+    (file,) = (folder / "rollouts").glob("*.safetensors")
+    n_steps = 0
+    for batch in read_rollout(file).batches:
+        rewards = batch.episodes.pad(batch.rewards)  # [n, response_len]
+        for ids, mask, of_tokens in zip(
+            batch.episodes.response_ids, batch.episodes.response_mask, rewards, strict=True
+        ):
+            observation = episode(ids[mask].tolist(), tokenizer)
+            expected = credited_by_a_loop(observation, "e", lambda step: share_of_o([step])[0])
+            assert of_tokens[mask].tolist() == pytest.approx(expected, abs=1e-6)
+            n_steps += np.count_nonzero(expected)
+    assert n_steps
 
 
 def of_config(reward_fn, algorithm="grpo", vec_env="text", **arguments):
