@@ -362,7 +362,7 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
 
     if config is None:
         hint = "set --config_path to a file with data pool and metrics"
-        raise RL4LMsLikeError(f"{run_or_model} is not the folder of a finished run (config.json and model/): {hint}")
+        raise RL4LMsLikeError(f"{run_or_model} is a model without the config of a run: {hint}")
     return with_embedded_models(config), model
 
 

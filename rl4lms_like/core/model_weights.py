@@ -88,7 +88,10 @@ def cannot_load(what: str, model_name: str, error: Exception) -> str:
     elif folder.is_absolute() or model_name.startswith((".", "~")):
         hint = "there is no such folder"
     else:
-        hint = "neither a local folder nor a model found on the hub or in its cache"
+        hint = (
+            "neither a local folder nor a model found on the hub or in its cache; "
+            "embedded/gpt2-films and other built-in models need no download"
+        )
 
     # The first line of the error: transformers adds paragraphs of advice, most of it about the hub.
     reason = (str(error).strip().splitlines() or [""])[0]

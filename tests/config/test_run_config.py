@@ -15,6 +15,7 @@ import stable_baselines3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.arguments import A2CArguments, PPOArguments, TRPOArguments
 from rl4lms_like.config import run_config as config_module
 from rl4lms_like.config.binding import REGISTRIES, with_defaults
@@ -659,6 +660,13 @@ def test_a_supervised_run_draws_no_prompts(run):
 
 # --- the page -------------------------------------------------------------------------------------------------------
 
+LEARN_WITHOUT_CRITIC = (
+    *("dr_grpo", "dapo", "gspo", "gmpo", "cpgd", "cispo", "rloo", "reinforce_pp", "reinforce_pp_baseline"),
+    *("opo", "maxrl", "online_dpo", "opd"),
+)
+OTHER_DEFAULTS = {"vapo": "ppo", "sao": "ppo"} | dict.fromkeys(LEARN_WITHOUT_CRITIC, "grpo")
+"""Algorithm that has the arguments of another one -> that one. Its own page has the defaults that differ."""
+
 
 def test_the_page_on_configuration_has_every_key_with_its_default():
     page = (ROOT / "docs/configuration.md").read_text()
@@ -667,15 +675,37 @@ def test_the_page_on_configuration_has_every_key_with_its_default():
 
 
 def documented_rows():
-    from rl4lms_like.algorithms import ALGORITHMS
     from rl4lms_like.catalogue import table_rows
     from rl4lms_like.envs.arguments import EnvArguments
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.arguments import LoraArguments
 
     blocks = [block for block in blocks_of_configs() if block not in (DoctorConfig, HeldOutConfig)]  # on their own page
-    components = [registry.signature(id) for registry in (ALGORITHMS, POLICIES) for id in registry]
-    return [row for target in [*blocks, EnvArguments, LoraArguments, *components] for row in table_rows(target)]
+    algorithms = [ALGORITHMS.signature(id) for id in ALGORITHMS if id not in OTHER_DEFAULTS]
+    policies = [POLICIES.signature(id) for id in POLICIES]
+    targets = [*blocks, EnvArguments, LoraArguments, *algorithms, *policies]
+    return [row for target in targets for row in table_rows(target)]
+
+
+@pytest.mark.parametrize(("id", "usual"), OTHER_DEFAULTS.items())
+def test_the_page_of_an_algorithm_has_the_defaults_that_the_page_on_configuration_leaves_to_it(id, usual):
+    page = (ROOT / f"docs/algorithms/{id}.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)`[^|]*\| `([^`]+)`", page.partition("## Arguments")[2], re.MULTILINE)
+    written = {name: parse_yaml(f"default: {default}", "page")[0]["default"] for name, default in rows}
+
+    usual_defaults = {argument.name: argument.default for argument in arguments_of(usual)}
+    for argument in arguments_of(id):
+        default = argument.default
+        if dataclasses.is_dataclass(default):
+            default = {}  # all defaults of the block
+        elif isinstance(default, tuple):
+            default = list(default)
+        if argument.name not in usual_defaults or argument.default != usual_defaults[argument.name]:
+            assert written[argument.name] == default, argument.name
+
+
+def arguments_of(id):
+    return signature_of(ALGORITHMS.signature(id)).arguments
 
 
 @pytest.mark.parametrize(("id", "hint"), [("supervized", "'supervised'"), ("dop", "'dpo'"), (None, "known, with")])

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.run_config import AnyConfig
+from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
@@ -339,6 +339,13 @@ def _locked(config: AnyConfig, folder: Path) -> Resumption | str:
         return match
 
 
+def _first_checkpoint(config: AnyConfig) -> str:
+    """Return when a run writes its first checkpoint, for users whose run was killed before."""
+    if isinstance(config, RunConfig) and config.train_evaluation.save_model:
+        return f"; the first one is written after {config.train_evaluation.save_every} iterations (save_every)"
+    return ""
+
+
 def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | str:
     """Return the run in a locked folder, or why it cannot be resumed."""
     if (folder / FINISHED_FILE).exists():  # finished since the check without the lock
@@ -349,7 +356,7 @@ def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | 
     except CheckpointError:
         if is_untrained(folder):
             return Resumption(folder, None, _with_date_of(folder, config), lock)
-        return f"it has no checkpoint to resume from{skipped(folder / FOLDER)}"
+        return f"it has no checkpoint to resume from{_first_checkpoint(config)}{skipped(folder / FOLDER)}"
 
     # A damaged checkpoint or an edited config is an error, not another reason to start a new run: the user decides.
     state = _checked(checkpoint, "; --new starts a new run")

@@ -65,6 +65,6 @@ def test_the_block_is_checked_like_all_others(tiny_config):
 
 
 @pytest.mark.parametrize("block", [DoctorConfig, HeldOutConfig])
-def test_the_page_on_configuration_has_every_key_with_its_default(block, repository):
-    page = (repository / "docs" / "configuration.md").read_text()
+def test_the_page_of_the_doctor_has_every_key_with_its_default(block, repository):
+    page = (repository / "docs" / "doctor.md").read_text()
     assert [row for row in table_rows(block) if row not in page] == []

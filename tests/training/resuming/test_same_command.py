@@ -172,8 +172,9 @@ def test_a_run_without_a_checkpoint_is_left_alone_and_the_first_that_fits_is_tak
     checkpoint, reasons = found(mapping, stopped)
     assert checkpoint == third / "checkpoints" / "iteration_00002"
     assert reasons == [
-        f"{stopped}: it has no checkpoint to resume from", f"{stopped.with_name('run_2')}: it is finished"
-    ]  # fmt: skip
+        f"{stopped}: it has no checkpoint to resume from; the first one is written after 1 iterations (save_every)",
+        f"{stopped.with_name('run_2')}: it is finished",
+    ]
 
 
 def test_a_run_that_was_killed_before_its_first_iteration_begins_again_in_its_folder(mapping, whole, tmp_path):
@@ -201,7 +202,8 @@ def test_a_folder_with_anything_that_would_be_lost_is_not_begun_again(trace, map
     begun_again.lock.release()
     (folder / trace).parent.mkdir(exist_ok=True)
     (folder / trace).write_text("{}\n")
-    assert found(mapping, folder) == (None, [f"{folder}: it has no checkpoint to resume from"])
+    reason = "it has no checkpoint to resume from; the first one is written after 1 iterations (save_every)"
+    assert found(mapping, folder) == (None, [f"{folder}: {reason}"])
 
 
 def test_a_run_that_somebody_writes_to_is_left_alone(mapping, stopped):
