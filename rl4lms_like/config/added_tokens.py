@@ -69,7 +69,10 @@ def with_created_models(config: ConfigT, *, local_files_only: bool = False) -> C
     folders = {}
     for key, name in networks.items():
         checkpoint = _Checkpoint(name, config.tokenizer, trusts_code, local_files_only)
-        folders[key] = checkpoint.with_tokens()
+
+        # A critic that was pretrained has no tokenizer. It was trained from a model that had the tokens.
+        if key == "model_name" or checkpoint.has_tokenizer:
+            folders[key] = checkpoint.with_tokens()
 
     # The tokenizer of the config may be that of the model without the tokens.
     tokenizer = config.tokenizer
@@ -152,6 +155,12 @@ class _Checkpoint:
         """Config of the model."""
         return load_model_config(self.name, trust_remote_code=self.trusts_code, local_files_only=self.local_files_only)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """True if the checkpoint has a tokenizer of its own; that of a model on the hub is assumed."""
+        is_on_hub = not Path(self.chain[-1]).is_dir()
+        return is_on_hub or any((Path(folder) / "tokenizer_config.json").is_file() for folder in self.chain)
+
     def with_tokens(self) -> str:
         """Return the folder of this checkpoint with the tokens, which is written if need be; its name if it has them.
 
@@ -186,9 +195,13 @@ class _Checkpoint:
         def write(partial: Path) -> None:
             model = self._load()
             extend(model, n_tokens, sorted(new_rows), mean_of)
-            if model.can_generate():
+            if end_of_turn is not None and model.can_generate():
                 model.generation_config.eos_token_id = end_tokens
-            dtype: Any = getattr(self.model_config, "dtype", None) or torch.float32
+
+            # In the precision of the checkpoint, to which the sum of a weight and an adapter must not be rounded.
+            dtype: Any = getattr(self.model_config, "dtype", None)
+            if dtype is None or len(self.chain) > 1:
+                dtype = torch.float32
             torch.nn.Module.to(model, dtype).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
 
@@ -204,9 +217,8 @@ class _Checkpoint:
     def _tokenizers(self) -> tuple[Any, dict[str, int]]:
         """Return the tokenizer that gets the tokens, and the ids of the tokens that the model has, by token."""
         named = _load_tokenizer(self.config.model_name, self.config, self.local_files_only)
-        is_on_hub = not Path(self.chain[-1]).is_dir()
-        if not is_on_hub and not any((Path(folder) / "tokenizer_config.json").is_file() for folder in self.chain):
-            return named, named.get_vocab()  # the model has no tokenizer of its own
+        if not self.has_tokenizer:
+            return named, named.get_vocab()
 
         # One of both may be the other one with further tokens: of an earlier stage, or added by the user.
         own = _load_tokenizer(self.name, self.config, self.local_files_only)

@@ -78,7 +78,7 @@ def test_new_rows_are_the_mean_of_the_used_ones_and_nothing_else_changes(family,
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer.convert_tokens_to_ids(TOKENS) == [320, 321] and tokenizer.chat_template
     ends = GenerationConfig.from_pretrained(folder).eos_token_id
-    assert ends == ([1, 321] if kind == "causal" else [1])
+    assert ends == ([1, 321] if kind == "causal" else 1)
 
 
 def test_a_checkpoint_is_written_once_and_keeps_its_precision(tmp_path, capsys):
@@ -138,6 +138,17 @@ def test_adapters_train_the_rows_of_all_named_tokens(tmp_path):
     assert args["peft"]["trainable_token_indices"] == [320, 321]
     assert args["reference_model"] == args["model_name"] != args["critic_model"]
     assert load_model(AutoModelForCausalLM, args["critic_model"])[0].config.vocab_size == 322
+
+
+def test_a_pretrained_critic_is_used_as_it_is(tmp_path):
+    base = saved(tmp_path / "base")
+    grown = with_created_models(config_of(base)).alg.model_name
+    AutoModelForCausalLM.from_pretrained(grown).save_pretrained(tmp_path / "critic")  # without a tokenizer
+    blocks = run_blocks()
+    blocks["tokenizer"] = {"model_name": str(base), "chat_template": "chatml"}
+    blocks["alg"]["policy"]["args"] |= {"model_name": str(base), "critic_model": str(tmp_path / "critic")}
+    args = with_created_models(parse_config(blocks)).alg.policy.args
+    assert (args["model_name"], args["critic_model"]) == (grown, str(tmp_path / "critic"))
 
 
 def test_the_tokenizer_of_another_model_is_refused(tmp_path):
