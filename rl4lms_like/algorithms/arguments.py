@@ -152,8 +152,8 @@ class OnPolicyArguments(Block):
     create_eval_env: bool = False
 
     def issues(self) -> Iterator[ConfigIssue]:
-        # A config with all defaults written out has it, too.
-        if self.reference_mixing != 1.0 and self.reference_update_iterations is None:
+        # Compared with the default: a resolved config has all keys.
+        if self.reference_mixing != 1 and self.reference_update_iterations is None:
             yield ConfigIssue("reference_mixing", "has no effect without reference_update_iterations")
         for in_episodes, in_tokens in self.IN_EPISODES.items():
             if getattr(self, in_episodes) is None:
