@@ -32,7 +32,7 @@ _COEFFICIENT = "_balancing_coefficient"
 
 
 class Routing(NamedTuple):
-    """How tokens were sent to the experts: sums over tokens and layers.
+    """Sums over tokens and layers of the choices and the probabilities of experts.
 
     Args:
         counts: `[n_experts]`, how often each expert was chosen.
@@ -82,9 +82,6 @@ class BalancingLoss:
 
     Args:
         coefficient: weight of the loss.
-
-    Attributes:
-        value: the loss of the current step, without its coefficient; known after its first part.
     """
 
     def __init__(self, coefficient: float) -> None:
@@ -113,6 +110,7 @@ class BalancingLoss:
 
     @property
     def value(self) -> Tensor:
+        """The loss of the current step, without its coefficient; known after its first part."""
         assert self._step is not None
         return self._step.loss(self._step)
 
