@@ -246,6 +246,10 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         """Return the algorithm's defaults for policy arguments; those in `policy_kwargs` take precedence."""
         return {} if self.arguments.needs_critic else {"critic": "none"}
 
+    @abstractmethod
+    def loss(self, minibatch: Minibatch) -> Objective:
+        """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
+
     def _setup_model(self) -> None:
         super()._setup_model()
 
@@ -253,12 +257,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.arguments.reference_update_iterations is not None:
             self.policy.allow_reference_updates()
 
-    @abstractmethod
-    def loss(self, minibatch: Minibatch) -> Objective:
-        """Return the terms of the algorithm's loss on some whole episodes, one number per action."""
-
-    def _setup_model(self) -> None:
-        super()._setup_model()
+        # Models with mixtures of experts have a loss of their own, which is added to that of each optimizer step.
         coefficient = self.policy.balancing_coefficient
         if coefficient and not self.adds_balancing_loss:
             raise ModelError(f"{self.policy.arguments.model_name!r} has {NO_BALANCING_LOSS}")
