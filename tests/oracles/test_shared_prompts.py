@@ -15,6 +15,7 @@ from rl4lms_like.policies import parity, teacher_forcing
 from rl4lms_like.policies.generation import shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.testing import models
+from tests import expert_models
 from tests.algorithms.test_update import build
 from tests.builders import episodes_of_lengths, make_policy
 
@@ -28,6 +29,8 @@ GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
 WINDOWED = {"sliding_window": 8, "query_pre_attn_scalar": 8}
 WINDOWED |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 OTHERS = {"qwen3": GROUPED, "gemma3_text": GROUPED | WINDOWED, "bloom": {"n_layer": 3, "n_head": 4}}
+EXPERTS = {family: GROUPED | {"num_experts_per_tok": 2} | config for family, config in expert_models.FAMILIES.items()}
+OTHERS |= EXPERTS
 FAMILIES = [*models.CAUSAL_FAMILIES, *OTHERS, *models.SEQ2SEQ_FAMILIES]
 
 
