@@ -74,8 +74,9 @@ NOT_INCLUDED = (
         "mergekit_config merge_config",
     ),
     NotIncluded(
-        "PairRM and other judges that compare two responses",
-        "the reward `llm_judge` scores one response, and `reward_model` is trained on pairs",
+        "PairRM and other judges with a model of their own",
+        "the reward `llm_judge` asks a language model, also which of two responses is better (`compare_with`), and "
+        "`reward_model` is trained on pairs",
         "judge judge_model pairrm",
     ),
     NotIncluded(
@@ -84,9 +85,9 @@ NOT_INCLUDED = (
         "prompt_tuning prefix_tuning ia3 adalora",
     ),
     NotIncluded(
-        "Loading checkpoints of TRL with a value head (`AutoModelForCausalLMWithValueHead`)",
-        "save its `pretrained_model`; the critic begins with the weights of the policy, and `rl4lms-like "
-        "pretrain-critic` trains it before a run",
+        "Loading checkpoints of TRL with a value head",
+        "save the `pretrained_model` of `AutoModelForCausalLMWithValueHead`; the critic begins with the weights of the "
+        "policy, and `rl4lms-like pretrain-critic` trains it before a run",
         "v_head_init_strategy summary_dropout_prob value_head_prefix",
     ),
     NotIncluded(

@@ -15,7 +15,7 @@ import stable_baselines3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl4lms_like.algorithms import ALGORITHMS
+from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import A2CArguments, PPOArguments, TRPOArguments
 from rl4lms_like.config import run_config as config_module
 from rl4lms_like.config.binding import REGISTRIES, with_defaults
@@ -702,6 +702,16 @@ def test_the_page_of_an_algorithm_has_the_defaults_that_the_page_on_configuratio
             default = list(default)
         if argument.name not in usual_defaults or argument.default != usual_defaults[argument.name]:
             assert written[argument.name] == default, argument.name
+
+
+@pytest.mark.parametrize("id", list(OBJECTIVES))
+def test_every_argument_of_an_objective_has_its_row_on_a_page(id):
+    from rl4lms_like.catalogue import table_rows
+
+    of_all = (ROOT / "docs/preferences.md").read_text(encoding="utf-8").partition("### Arguments of all objectives")[2]
+    page = (ROOT / f"docs/algorithms/{id}.md").read_text(encoding="utf-8")
+    missing = [row for row in table_rows(OBJECTIVES.signature(id)) if row not in of_all and row not in page]
+    assert missing == []
 
 
 def arguments_of(id):
