@@ -3,12 +3,13 @@
     loss = loss of the algorithm + coeff * 1/n sum_t -log pi(token_t | text before it)
 
 The sum is over the learned tokens of `batch_size` texts, n their number. Which texts a step has depends on the seed and
-on the number of the step alone. So there is no state to resume, and neither the size of micro-batches nor the number of
-processes changes them.
+on the number of the step alone. So there is no state to resume, only a digest by which a resumed run finds out that it
+has other texts, and neither the size of micro-batches nor the number of processes changes them.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,13 @@ class PretrainingMix:
                 orders[n_passes] = torch.randperm(len(self.texts), generator=generator).tolist()
             texts.append(self.texts[orders[n_passes][i]])
         return texts
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the token ids of all texts."""
+        ids = hashlib.sha256()
+        for text in self.texts:
+            ids.update(repr((list(text.prompt), list(text.response), list(text.is_learned))).encode())
+        return ids.hexdigest()
 
     def losses(
         self, policy: LMActorCriticPolicy, step: int, *, micro_batch_size: int | None, ranks: Ranks

@@ -28,6 +28,7 @@ from transformers import AutoModelForSequenceClassification, GenerationConfig, P
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, TokenizerConfig
 from rl4lms_like.core.chat_template import ChatTemplate, require_markers, template_text
 from rl4lms_like.policies.loading import auto_class_of, checkpoint_chain, load_model, load_model_config, load_tokenizer
+from rl4lms_like.policies.routing import with_saved_setting
 from rl4lms_like.small_models.embedded import cache_folder, digest_of_tokenizer, make_atomically, with_embedded_models
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 
@@ -202,7 +203,8 @@ class _Checkpoint:
             dtype: Any = getattr(self.model_config, "dtype", None)
             if dtype is None or len(self.chain) > 1:
                 dtype = torch.float32
-            torch.nn.Module.to(model, dtype).save_pretrained(partial)
+            with with_saved_setting(model):
+                torch.nn.Module.to(model, dtype).save_pretrained(partial)
             tokenizer.save_pretrained(partial)
 
         try:

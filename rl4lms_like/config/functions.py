@@ -27,6 +27,7 @@ from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.functions import NamedFunction, short_name
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.registry import Registry
+from rl4lms_like.system.wording import raised
 
 
 def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[dict[str, Any], list[ConfigIssue]]:
@@ -54,16 +55,36 @@ def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[
                 issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", str(error)))
         blocks["train_evaluation"] = evaluation = {**evaluation, "metrics": metric_blocks}
     if isinstance(evaluation, Mapping) and isinstance(evaluation.get("callbacks"), list | tuple):
-        callback_blocks = [callback_config(callback) for callback in evaluation["callbacks"]]
+        callback_blocks = []
+        for index, callback in enumerate(evaluation["callbacks"]):
+            try:
+                callback_blocks.append(callback_config(callback))
+            except ValueError as error:
+                issues.append(ConfigIssue(f"train_evaluation.callbacks.{index}", str(error)))
         blocks["train_evaluation"] = {**evaluation, "callbacks": callback_blocks}
     return blocks, issues
 
 
 def callback_config(value: Any) -> Any:
-    """Return the block of a callback that was given in Python as an object or a class; others as they are."""
+    """Return the block of a callback: an object, a class, which is called without arguments, or a block already.
+
+    Raises:
+        ValueError: it is none of these, or the class cannot be called.
+    """
+    if isinstance(value, Mapping):
+        return value
     if inspect.isclass(value) and issubclass(value, Callback):
-        value = value()
-    return {"id": "object", "args": {"object": NamedFunction(value)}} if isinstance(value, Callback) else value
+        try:
+            value = value()
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            message = f"{value.__name__}() failed: {raised(error)}; give an object if the class needs arguments"
+            raise ValueError(message) from error
+    if not isinstance(value, Callback):
+        expected = "expected a mapping with the keys id, args; in Python also an object or class derived from Callback"
+        raise ValueError(f"{expected}; got {value!r:.60}")
+    return {"id": "object", "args": {"object": NamedFunction(value)}}
 
 
 def reward_config(value: Any, *, imports: bool = True) -> Any:

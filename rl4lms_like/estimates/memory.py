@@ -1,7 +1,8 @@
 """Estimate the peak memory of a run, by part, before any weight is loaded; advise when memory runs out.
 
     always         weights of policy, critic, reference and mask model, their average; optimizer state; masks
-    update         + activations of one forward pass + logits + the gradients that exist at the same time
+    update         + activations of one forward pass + logits + the gradients that exist at the same time, of
+                     responses, or of the texts of `alg.ptx`
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
 
 The networks are built from their configs with fake tensors, which have shapes but no memory. A forward pass records the
@@ -34,6 +35,7 @@ short responses has more episodes, each with its prompt. docs/configuration.md c
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import sys
@@ -254,6 +256,15 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         }
         other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
 
+        # The policy reads the texts of `alg.ptx` after the responses, when all gradients exist.
+        texts = None if shortest else _longest_texts(config, policy, plan, n_processes)
+        if texts is not None:
+            of_texts = {"activations": policy.activations(texts), "logits": policy.logits(texts)}
+            with_responses = sum(sizes[name] for name in of_texts) + other_gradients
+            if sum(of_texts.values()) + sizes["gradients"] > with_responses:
+                sizes |= of_texts
+                other_gradients = sizes["gradients"]
+
         # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial
         # weights, and four of the conjugate gradient.
         if "cg_max_steps" in args:
@@ -361,6 +372,24 @@ def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradient
     if is_single_pass and not policy.arguments.gradient_checkpointing and policy.arguments.peft is None:
         return FLOAT * policy.output_layer
     return gradients
+
+
+def _longest_texts(config: RunConfig, policy: NetworkShapes, plan: BatchPlan, n_processes: int) -> BatchPlan | None:
+    """Return the batch sizes of the texts of `alg.ptx` in an optimizer step, of full length; None without them."""
+    ptx = config.alg.ptx
+    if ptx is None or not ptx.coeff:
+        return None
+
+    # A causal model learns all tokens but the first; an encoder-decoder model reads a prompt as well.
+    n_tokens = min(ptx.max_length, policy.positions)
+    return replace(
+        plan,
+        prompt_tokens=1 if policy.causal else n_tokens,
+        response_tokens=n_tokens - 1 if policy.causal else n_tokens,
+        group_size=1,
+        shares_prompts=False,
+        minibatch_episodes=math.ceil(ptx.batch_size / n_processes),
+    )
 
 
 class _Critic(NamedTuple):

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.utils import get_device, set_random_seed
+from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import OBJECTIVES
@@ -111,6 +112,8 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         attn_implementation=config.alg.attn_implementation,
     )
     add_adapters(model, config, dropout=True)
+    # The Trainer would do it too late: an average of the weights begins with a copy on their device.
+    nn.Module.to(model, get_device(config.device))
     set_n_threads(config, model)
 
     start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None

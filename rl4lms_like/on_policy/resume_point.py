@@ -72,6 +72,8 @@ from rl4lms_like.training.run_reward import is_run_reward
 
 ENGINE_TIMEOUT_S = 20.0
 """Seconds that an interrupted run waits for the responses that an engine generates ahead; torchrun kills after 30."""
+TEXTS = "texts of alg.ptx"
+"""Description of their digest, as in `frozen_digests`."""
 
 
 class CheckpointPart(Protocol):
@@ -239,7 +241,12 @@ class ResumePoint:
 
     @cached_property
     def _frozen(self) -> dict[str, str]:
-        return frozen_digests(self.run.policy, self.run.policy.training_state(), self.run.samples)
+        digests = frozen_digests(self.run.policy, self.run.policy.training_state(), self.run.samples)
+        # An algorithm of another library has no texts.
+        ptx = getattr(self.run.algorithm, "ptx", None)
+        if ptx is not None:
+            digests[TEXTS] = ptx.digest()
+        return digests
 
     @property
     def _n_completed(self) -> int:

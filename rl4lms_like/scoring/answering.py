@@ -97,6 +97,9 @@ class AnsweringModel(FrozenModel):
         if not ends:
             raise ModelError(f"{self.model_name!r} has no token that ends an answer")
         loaded.model.generation_config = GenerationConfig(eos_token_id=ends, pad_token_id=ends[0])
+
+        # The balancing loss of a mixture of experts, with which `generate` of transformers fails.
+        loaded.model.config.get_text_config().output_router_logits = False
         return loaded
 
     @cached_property

@@ -16,7 +16,7 @@ from rl4lms_like.algorithms.pretraining_mix import PretrainingMix, Text
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.run import resume, train_config
-from rl4lms_like.system.errors import ConfigError, DataPoolError
+from rl4lms_like.system.errors import CheckpointError, ConfigError, DataPoolError
 from tests.config_errors import raises_at
 from tests.offline.preferences.preference_runs import lines
 
@@ -221,6 +221,18 @@ def test_training_lowers_the_loss_and_a_resumed_run_is_equal(tiny_config, tmp_pa
     log = "training_info.jsonl"
     resumed_losses = [line["ppo/ptx_loss"] for line in lines(resumed / log) if "ppo/ptx_loss" in line]
     assert resumed_losses == losses
+
+
+def test_a_run_that_has_begun_keeps_its_texts(tiny_config, tmp_path):
+    tiny_config["train_evaluation"]["save_every"] = 1
+    mapping = with_ptx(tiny_config, tmp_path)
+    run = run_of(mapping, tmp_path)
+    shutil.rmtree(run / "model")
+    file = mapping["alg"]["ptx"]["data"]["args"]["data_files"]["train"]
+    with open(file, "a") as texts:
+        texts.write('{"text": "One more."}\n')
+    with pytest.raises(CheckpointError, match=r"the texts of alg\.ptx are not those of the run"):
+        resume(run, quiet=True)
 
 
 SETTINGS = {

@@ -11,7 +11,7 @@ from rl4lms_like import Callback, Run
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
 from rl4lms_like.run import resume, train_config
-from rl4lms_like.system.errors import ComponentError
+from rl4lms_like.system.errors import ComponentError, ConfigError
 from tests.config_errors import raises_at
 from tests.offline.preferences import preference_runs
 from tests.offline.supervised.test_trainer import six_steps
@@ -254,6 +254,17 @@ def test_a_wrong_callback_is_an_error_of_the_config(block, path, tiny_config):
     tiny_config["train_evaluation"]["callbacks"] = [block]
     with raises_at(path):
         parse_config(tiny_config)
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    (Failing, r"Failing\(\) failed: TypeError: .*'method'.*give an object"),
+    (StoppedError(), "derived from Callback; got StoppedError"),
+    (started, "derived from Callback; got <function started"),
+    (f"{HERE}:Counting", "expected a mapping with the keys id, args"),
+])  # fmt: skip
+def test_what_is_no_callback_in_python_is_an_error_of_its_argument(value, message, tiny_gpt2_dir):
+    with pytest.raises(ConfigError, match=rf"callbacks\.0: .*{message}"):
+        Run(str(tiny_gpt2_dir), data=[{"prompt": "a", "completion": "b"}], algorithm="sft", callbacks=[value])
 
 
 def test_objects_and_classes_are_callbacks_of_a_run_in_python(tiny_gpt2_dir, tmp_path):

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from rl4lms_like.config.added_tokens import CONTENT, with_created_models
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.policies.loading import load_model
+from rl4lms_like.policies.routing import balancing_coefficient
 from rl4lms_like.small_models.embedded import cache_folder
 from rl4lms_like.system.errors import ConfigError
 from rl4lms_like.testing import models
@@ -18,6 +19,7 @@ from rl4lms_like.training.inputs import build_tokenizer
 from tests.chat_models import CHATML, PLAIN
 from tests.config_errors import raises_at
 from tests.configs import run_blocks, supervised_blocks
+from tests.expert_models import save_experts
 
 TOKENS = ["<|im_start|>", "<|im_end|>"]
 AUTO = {"causal": AutoModelForCausalLM, "seq2seq": AutoModelForSeq2SeqLM}
@@ -48,6 +50,13 @@ def written():
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_mixture_of_experts_keeps_its_balancing_loss(tmp_path):
+    tokenizer = models.make_tokenizer()
+    base = save_experts(tmp_path / "base", "mixtral", tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
+    model, _ = load_model(AutoModelForCausalLM, with_created_models(config_of(base)).alg.model_name)
+    assert balancing_coefficient(model) == 0.3
 
 
 @pytest.mark.parametrize(

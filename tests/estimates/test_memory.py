@@ -390,6 +390,33 @@ def test_averaged_weights_are_copies_of_the_trained_ones(average, n_copies, tiny
     assert estimate_memory(config).parts["averaged weights"] == real == n_bytes
 
 
+def test_long_texts_in_every_step_need_more_than_the_responses(tiny_gpt2_dir):
+    blocks = run_blocks()
+    blocks["alg"]["policy"]["args"]["model_name"] = str(tiny_gpt2_dir)
+    plain = estimate_memory(parse_config(blocks))
+    data = {"id": "dummy_pool", "args": {"prompt": "x"}}
+
+    def update(estimate):  # that of the process changes from call to call
+        return estimate.update - estimate.parts["process"]
+
+    def with_texts(n_processes=1, **fields):
+        blocks["alg"]["ptx"] = {"data": data, "coeff": 0.1, "max_length": 64, **fields}
+        return estimate_memory(parse_config(blocks), n_processes)
+
+    # Two buffers of 63 tokens of each text, and all gradients at once.
+    vocab_size = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).config.vocab_size
+    many = with_texts(batch_size=60)
+    assert many.parts["logits"] == 2 * 4 * 60 * 63 * vocab_size > plain.parts["logits"]
+    assert many.other_gradients == many.parts["gradients"] and update(many) > update(plain)
+    assert many.parts["activations"] == pytest.approx(2 * with_texts(batch_size=30).parts["activations"], rel=0.05)
+    assert with_texts(2, batch_size=60).parts["logits"] == 2 * 4 * 30 * 63 * vocab_size
+
+    # Neither few short texts, nor those that have no weight, nor responses of the shortest length.
+    for other in (with_texts(batch_size=1, max_length=2), with_texts(batch_size=60, coeff=0)):
+        assert update(other) == update(plain)
+    assert update(many.shortest) == update(plain.shortest)
+
+
 def test_the_check_prints_the_memory_and_the_trained_parameters_of_a_supervised_run(tiny_gpt2_dir):
     blocks = supervised_blocks()
     blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(tiny_gpt2_dir)

@@ -19,6 +19,7 @@ from rl4lms_like.system.errors import ModelError
 from rl4lms_like.system.http_client import RemoteError
 from rl4lms_like.testing import models
 from tests.chat_models import CHATML, END, chat_tokenizer
+from tests.expert_models import save_experts
 from tests.local_models import JUDGED, LOCAL_MODELS
 
 RATE = "{response}\n"
@@ -91,6 +92,16 @@ def test_a_template_that_writes_the_date_needs_one(tmp_path):
         judge.per_text(texts_of("a"))
     dated = AnsweringModel(str(path), template_date="2026-11-20", device="cpu")
     assert dated.tokenizer.decode(dated._encoded("hello")) == "20hello<|im_end|>"
+
+
+def test_a_mixture_of_experts_answers_also_if_it_was_trained_with_a_balancing_loss(tmp_path):
+    tokenizer = models.make_tokenizer()
+    answers = []
+    for has_loss in (True, False):
+        path = save_experts(tmp_path / str(has_loss), "mixtral", tokenizer, output_router_logits=has_loss)
+        answering = AnsweringModel(str(path), template_date=None, device="cpu")
+        answers.append(list(answering.answers(["Is it so?", "x"], max_new_tokens=4, batch_size=2)))
+    assert answers[0] == answers[1]
 
 
 def test_an_answer_that_is_cut_off_or_has_no_score_is_an_error(folder):

@@ -8,10 +8,13 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run
+from rl4lms_like.offline.assemble_preferences import assemble_preferences
+from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.offline.reference_trainer import ReferenceTrainer
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import CheckpointError
@@ -147,6 +150,16 @@ def test_an_average_cannot_be_added_to_a_run_that_has_begun(tiny_gpt2_dir, tmp_p
     changes = {"values": {"train_evaluation.average": {"decay": 0.5}}, "accepted": ["train_evaluation.average"]}
     with pytest.raises(CheckpointError, match="no averaged weights"):
         resume(folder, quiet=True, **changes)
+
+
+@pytest.mark.parametrize("kind", ["supervised", "preference"])
+def test_an_offline_average_begins_on_the_device_of_the_training(kind, tiny_gpt2_dir, tmp_path, monkeypatch):
+    """The Trainer moves the model only after it is built, with weights of which the average then has no copy."""
+    moved = []
+    monkeypatch.setattr(nn.Module, "to", lambda module, device: moved.append((module, device)) or module)
+    config = parse_config(RUNS[kind](EMA, tiny_gpt2_dir, tmp_path))
+    run = assemble_supervised(config) if kind == "supervised" else assemble_preferences(config)
+    assert (run.model, torch.device("cpu")) in moved
 
 
 def weights_file(folder):
