@@ -27,6 +27,7 @@ import numpy as np
 from stable_baselines3.common.utils import set_random_seed
 
 from rl4lms_like.config.added_tokens import with_created_models
+from rl4lms_like.config.rules import step_credits
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.config.settings import check_fit, check_lengths, check_prompts, check_settings
 from rl4lms_like.core.observation import Observation, TextLayout
@@ -191,10 +192,14 @@ def _check(config: Any, n_samples: int, min_difference: float) -> None:
 
     if not isinstance(config, RunConfig):
         issues.append(ConfigIssue("reward_fn", "missing: pairs need the config of an RL run, with policy and reward"))
-    elif not (config.alg.policy.args.get("generation_kwargs") or {}).get("do_sample"):
-        issues.append(
-            ConfigIssue(f"{KWARGS}.do_sample", "set it to true: otherwise all responses to a prompt are equal")
-        )
+    else:
+        if not (config.alg.policy.args.get("generation_kwargs") or {}).get("do_sample"):
+            issues.append(
+                ConfigIssue(f"{KWARGS}.do_sample", "set it to true: otherwise all responses to a prompt are equal")
+            )
+        for path in step_credits("reward_fn", vars(config.reward_fn)):
+            text = "pairs compare the rewards of responses, and the sum of the scores rewards more steps"
+            issues.append(ConfigIssue(path, f"{text}: set aggregate to mean, min or last"))
     if issues:
         raise ConfigError(issues)
 

@@ -61,6 +61,10 @@ class Alternating(BatchedRewardFunction):
 EMPTY = {"prompts": [], "references": [], "meta_infos": []}
 
 
+def one_for_each(steps):
+    return [1.0] * len(steps)
+
+
 @pytest.fixture(scope="module")
 def tiny_gpt2_dir(deeper_gpt2_dir):
     """The model of `tiny_config`; one with a single layer writes texts that are too much alike."""
@@ -229,6 +233,9 @@ def test_errors_are_reported_before_a_model_is_loaded(config, blocks, tmp_path):
         pairs(config(reward_fn={"id": "exact_match"}), out)
     with raises_at("reward_fn.args"):
         pairs(config(reward_fn={"id": "regex", "args": {"pattern": "("}}), out)
+    steps = {"id": "step_function", "args": {"function": f"{__name__}:one_for_each"}}
+    with raises_at("reward_fn.args.aggregate"):
+        pairs(config(reward_fn=steps), out)
     with raises_at("reward_fn"):
         pairs(parse_config(supervised_blocks()), out)
     one_file = {"path": blocks["datapool"]["args"]["data_files"]["train"], "split_ratios": [1.0, 0.0, 0.0]}

@@ -191,6 +191,10 @@ MISTAKES = {
     "wrong value": ([*RL, "--set", "alg.args.learning_rate=fast"], {"alg.args.learning_rate": "above 0"}),
     "no value": ([*RL, "--set", "seed"], {"--set": "PATH=VALUE"}),
     "model twice": ([*RL, "--set", "alg.policy.args.model_name=x"], {"--set alg.policy.args.model_name": "--model"}),
+    "argument besides a reward": (
+        [*RL, "--set", "reward_fn.args.size=2"],
+        {"--set reward_fn.args.size": "is set by --reward_fn '{id: ..., args: {...}}'"},
+    ),
     "reward for dpo": (["--alg", "dpo", "--data", "pairs.jsonl", *RL[2:]], {"--reward_fn": "dpo learns from texts"}),
     "prompts for dpo": (["--alg", "dpo", "--data", "prompts.jsonl"], {"--data": "'chosen'"}),
     "two formats": ([*RL, "--eval_data", "prompts.csv"], {"--data": "one format"}),

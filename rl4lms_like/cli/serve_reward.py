@@ -28,6 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Answer requests until Ctrl-C."""
+    from rl4lms_like.run import silence_libraries
+
+    silence_libraries()
     reward = _reward(options)
     from rl4lms_like.rewards.server import RewardServer
     from rl4lms_like.scoring.score import Texts
@@ -58,6 +61,8 @@ def _reward(options: argparse.Namespace) -> Any:
     fields, field_issues = component_fields(
         RewardConfig, {"id": "reward_model", "args": {**arguments, "model_name": options.model}}
     )
-    if issues or field_issues:
-        raise ConfigError([*issues, *field_issues], "the command line")
+    for issue in field_issues:
+        issues.append(ConfigIssue(issue.path.replace("args.", "--set ", 1), issue.message))
+    if issues:
+        raise ConfigError(issues, "the command line")
     return build_component(RewardConfig.registry, RewardConfig(**fields))

@@ -7,7 +7,7 @@ The config is that of `Run` in Python, whose arguments the options are:
     --reward_fn             reward; several of them: a list
     --set NAME=VALUE        any other argument: a setting by its name, or a key by its path in a file
 
-Paths are made absolute, so that the run can be continued from another folder.
+The paths of model, data and rewards are made absolute, so that the run can be continued from another folder.
 """
 
 from __future__ import annotations
@@ -149,7 +149,9 @@ def _settings(overrides: Sequence[str]) -> tuple[dict[str, Any], list[ConfigIssu
     for path, value in assignments:
         option = OPTION_OF.get(path) or OPTION_OF.get(path.partition(".")[0])
         if option is not None:
-            issues.append(ConfigIssue(f"--set {path}", f"is set by {option}; remove it"))
+            has_block = option in ("--reward_fn", "--data") and ".args" in path
+            block = " '{id: ..., args: {...}}'" if has_block else ""
+            issues.append(ConfigIssue(f"--set {path}", f"is set by {option}{block}; remove it"))
             continue
         key = "metrics" if path == "train_evaluation.metrics" else path
         settings, path_issues = apply_values(settings, {key: value}, "--set")

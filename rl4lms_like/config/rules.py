@@ -230,10 +230,10 @@ def rewards_of_steps(reward_fn: RewardConfig, alg: Algorithm, env: EnvConfig) ->
     for path in step_credits("reward_fn", vars(reward_fn)):
         if compares:
             text = f"{alg.id} compares the rewards of responses, and the sum of the scores rewards more steps"
-            yield ConfigIssue(path, f"{text}: set it to mean, min or last")
+            yield ConfigIssue(path, f"{text}: set aggregate to mean, min or last")
         elif env.vec_env != "text":
             text = f"the scores of steps are not known token by token, as {env.vec_env!r} needs them"
-            yield ConfigIssue(path, f"{text}: set it to mean, min or last, or env.vec_env to text")
+            yield ConfigIssue(path, f"{text}: set aggregate to mean, min or last, or env.vec_env to text")
 
 
 def step_credits(path: str, block: Any) -> Iterator[str]:

@@ -412,7 +412,7 @@ OFFLINE_KEYS = (
     Equivalent(
         "",
         "precompute_ref_log_probs precompute_ref_batch_size reference_free",
-        "the log-probs of the reference are always computed before the first step",
+        "the log-probs of the reference are always computed before the first step; of one that moves, in each step",
     ),
     Equivalent(
         "alg.args.reference_update_iterations", "sync_ref_model ref_model_sync_steps", "of `dpo`, `ipo` and `kto`"
@@ -441,7 +441,10 @@ OFFLINE_KEYS = (
 )
 """Keys of supervised and preference runs."""
 
-_OF_COMPONENTS = ("reward_fn.", "datapool.", "train_evaluation.metrics.", "alg.policy.args.peft.", "alg.peft.")
+_OF_COMPONENTS = (
+    *("reward_fn.", "datapool.", "alg.ptx.data.", "train_evaluation.metrics.", "train_evaluation.callbacks."),
+    *("alg.policy.args.peft.", "alg.peft."),
+)
 """Blocks whose keys are the arguments of components or of other libraries."""
 
 

@@ -1,6 +1,6 @@
 """Features that are not included, and what to use instead: one table for errors of configs and for a page.
 
-    deepspeed: zero.json      unknown key; there is no equivalent: DeepSpeed is not included: ... (docs/not_included.md)
+    deepspeed: zero.json      unknown key; not included: DeepSpeed; `torchrun` starts ... (docs/not_included.md)
 
 The page is made from it: `python -m rl4lms_like.core.not_included docs/not_included.md`.
 """
@@ -30,7 +30,7 @@ class NotIncluded(NamedTuple):
     @property
     def sentence(self) -> str:
         """The message of an error."""
-        return f"{self.name} is not included: {self.instead}"
+        return f"not included: {self.name}; {self.instead}"
 
 
 NOT_INCLUDED = (
@@ -42,13 +42,13 @@ NOT_INCLUDED = (
         "grad_accum_dtype disable_ds use_universal_ckpt",
     ),
     NotIncluded(
-        "Tensor and sequence parallelism, and ring attention",
+        "tensor and sequence parallelism, and ring attention",
         "`distributed.strategy: fsdp` splits a model that one GPU cannot hold, and `gradient_checkpointing` and "
         "`logits_budget_mb` limit the memory of long texts; a vLLM server may use tensor parallelism",
         "parallelism_config tensor_parallel_size ring_attn_size ring_attn_head_stride context_parallel_size",
     ),
     NotIncluded(
-        "Placing the models of a run on separate groups of GPUs",
+        "placing the models of a run on separate groups of GPUs",
         "each process holds all of them; `critic_device` and `reference_device` name another GPU for one model, and "
         "`engine: {id: vllm}` generates on other GPUs",
         "actor.num_nodes actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node ref.num_nodes "
@@ -62,7 +62,7 @@ NOT_INCLUDED = (
         "vllm_model_impl vllm_group_port vllm.gpu_memory_utilization vllm.tensor_parallel_size vllm.enable_sleep "
         "vllm.enable_prefix_caching vllm.enforce_eager vllm.sync_backend vllm.sync_with_ray vllm_generate_batch_size",
     ),
-    NotIncluded("Training audio models", "train the language model alone, on transcripts", "audio_key audio_column"),
+    NotIncluded("training audio models", "train the language model alone, on transcripts", "audio_key audio_column"),
     NotIncluded(
         "Unsloth",
         "`peft` with `dtype: bfloat16`, `gradient_checkpointing` and `compile` save memory and time for any model",
@@ -74,33 +74,33 @@ NOT_INCLUDED = (
         "mergekit_config merge_config",
     ),
     NotIncluded(
-        "PairRM and other judges with a model of their own",
-        "the reward `llm_judge` asks a language model, also which of two responses is better (`compare_with`), and "
-        "`reward_model` is trained on pairs",
+        "PairRM and the judge classes of TRL",
+        "the reward `llm_judge` with `compare_with: responses` compares the responses to a prompt, and `reward_model` "
+        "is trained on pairs",
         "judge judge_model pairrm",
     ),
     NotIncluded(
-        "Methods of PEFT other than LoRA",
+        "methods of PEFT other than LoRA",
         "`peft` trains LoRA, also with `use_rslora` and `use_dora`",
         "prompt_tuning prefix_tuning ia3 adalora",
     ),
     NotIncluded(
-        "Loading checkpoints of TRL with a value head",
-        "save the `pretrained_model` of `AutoModelForCausalLMWithValueHead`; the critic begins with the weights of the "
-        "policy, and `rl4lms-like pretrain-critic` trains it before a run",
+        "loading checkpoints of TRL with a value head (`AutoModelForCausalLMWithValueHead`)",
+        "save its `pretrained_model`; the critic begins with the weights of the policy, and `rl4lms-like "
+        "pretrain-critic` trains it before a run",
         "v_head_init_strategy summary_dropout_prob value_head_prefix",
     ),
     NotIncluded(
-        "Device maps of transformers",
+        "device maps of transformers",
         "`device` names the device of a run, and `distributed.strategy: fsdp` splits a large model",
         "device_map max_memory",
     ),
     NotIncluded(
-        "Reading `.env` files",
+        "reading `.env` files",
         "export the variables before the command, for example with `set -a; . ./.env; set +a`",
         "env_file dotenv",
     ),
-    NotIncluded("Training in FP8", "use `dtype: bfloat16`", "fp8 fp8_backend"),
+    NotIncluded("training in FP8", "use `dtype: bfloat16`", "fp8 fp8_backend"),
 )
 """Each feature once; `accelerate launch` is refused with a message of its own (`system.ranks`)."""
 

@@ -9,7 +9,10 @@ REWARDS = Registry(
     misfit=derived_from(
         "rl4lms_like.rewards.base:RewardFunction",
         "rl4lms_like.rewards.base:BatchedRewardFunction",
-        alternative=", or a function with a parameter `responses`, `response` or `completions`",
+        alternative=(
+            ", or a function with a parameter `responses`, `response` or `completions` (one of `steps` is for the "
+            "reward `step_function`)"
+        ),
     ),
     table={
         "increasing_numbers": Entry(

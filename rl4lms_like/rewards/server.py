@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeAlias
 
@@ -149,8 +150,7 @@ class RewardServer(ThreadingHTTPServer):
     @property
     def url(self) -> str:
         """Address for the reward `http` on this machine."""
-        host = str(self.server_address[0])
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
+        return f"http://{self.server_address[0]!s}:{self.server_port}/"
 
     def server_close(self) -> None:
         """Stop to listen, and wait for the call in progress."""
@@ -163,9 +163,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: RewardServer
     protocol_version = "HTTP/1.1"
     timeout = SILENT_S
-    # Errors that the base class answers, such as an unknown method, have the form of the others.
-    error_content_type = "application/json"
-    error_message_format = '{"error": "%(message)s"}'
+
+    def handle(self) -> None:
+        with suppress(OSError):  # the client has given up
+            super().handle()
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
@@ -191,6 +192,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._refuse(405, 'send a POST with {"prompts": [...], "responses": [...]}')
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer what the base class refuses, such as an unknown method, in the form of the other errors."""
+        self._refuse(code, message or HTTPStatus(code).phrase)
+
     def _refuse(self, status: int, message: str) -> None:
         # The body was not read, and would be taken for the next request of the connection.
         self.close_connection = True
@@ -198,12 +203,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
-        with suppress(OSError):  # the client has given up
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Print nothing for each request."""

@@ -148,8 +148,8 @@ class StepReward(EpisodeReward):
         """Return the reward of a response at its last token, 0 before; without `aggregate`, raise a `ValueError`."""
         if self.aggregate is None:
             raise ValueError(
-                "the scores of steps are known when the response is finished, not token by token: set aggregate to "
-                "mean, min or last, or use env.vec_env: text"
+                "the scores of steps are known when the response is finished, but were asked for token by token, by an "
+                "environment or by another reward: set aggregate to mean, min or last"
             )
         return self.rewards_of([current_observation])[0][-1] if done else 0.0
 

@@ -57,8 +57,9 @@ def mistakes_of(blocks):
     ("alg.args", "n_samples_per_prompt", "alg.args.group_size"),
     ("alg.args", "filter_groups", "alg.args.dynamic_sampling"),
     ("alg.args", "mask_truncated_completions", "there is no equivalent"),
-    ("alg.args", "vllm_tensor_parallel_size", "unknown key; vLLM within the training process is not included: start"),
-    ("alg.args", "deepspeed", "unknown key; DeepSpeed is not included: torchrun starts"),
+    ("alg.args", "vllm_tensor_parallel_size", "unknown key; not included: vLLM within the training process; start"),
+    ("alg.args", "judge", "the reward llm_judge with compare_with: responses compares"),
+    ("alg.args", "deepspeed", "unknown key; not included: DeepSpeed; torchrun starts"),
     ("", "critic.adam.lr", "alg.args.critic_learning_rate"),
     ("", "train.batch_size", "alg.args.batch_size, tokens of a minibatch"),
     ("", "actor", "the page has each option of OpenRLHF by its whole name"),
@@ -115,7 +116,11 @@ def test_a_supervised_run_has_no_settings_of_objectives():
 def test_arguments_of_components_and_supervised_runs_have_keys_of_their_own():
     blocks = run_blocks()
     blocks["reward_fn"]["args"]["target"] = 1
-    assert "kl_div" not in mistakes_of(blocks)["reward_fn.args.target"]
+    blocks["train_evaluation"]["callbacks"] = [{"id": "tests.callbacks.test_callbacks:Counting", "args": {"target": 1}}]
+    blocks["alg"]["ptx"] = {"coeff": 0.1, "data": {"id": "jsonl", "args": {"path": "x", "target": 1}}}
+    mistakes = mistakes_of(blocks)
+    for path in ("reward_fn.args", "train_evaluation.callbacks.0.args", "alg.ptx.data.args"):
+        assert "kl_div" not in mistakes[f"{path}.target"]
     blocks = supervised_blocks() | {"learning_rate": 1e-5}
     assert "alg.args" not in mistakes_of(blocks)["learning_rate"]
 
@@ -188,7 +193,7 @@ TRAINER = ELSEWHERE["transformers 5.23.0"]["TrainingArguments"]
 
 def is_explained(message: str) -> bool:
     """Whether an error has more than a guess: the equivalent, a reason, or what is not included."""
-    reasons = ("the equivalent is ", "there is no equivalent: ", " is not included: ", "cannot be set: ")
+    reasons = ("the equivalent is ", "there is no equivalent: ", "not included: ", "cannot be set: ")
     return any(reason in message for reason in reasons)
 
 
