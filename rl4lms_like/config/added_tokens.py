@@ -26,7 +26,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, TokenizerConfig
-from rl4lms_like.core.chat_template import ChatTemplate, require_markers, template_text
+from rl4lms_like.core.chat_template import ChatTemplate, ids_of_tokens, require_markers, template_text
 from rl4lms_like.policies.loading import auto_class_of, checkpoint_chain, load_model, load_model_config, load_tokenizer
 from rl4lms_like.policies.routing import with_saved_setting
 from rl4lms_like.small_models.embedded import cache_folder, digest_of_tokenizer, make_atomically, with_embedded_models
@@ -84,7 +84,7 @@ def with_created_models(config: ConfigT, *, local_files_only: bool = False) -> C
 
     if peft is not None:
         rows = set(peft.get("trainable_token_indices") or ())
-        rows.update(loaded.convert_tokens_to_ids(list(tokens)))
+        rows.update(ids_of_tokens(loaded, tokens).values())
         peft = {**peft, "trainable_token_indices": sorted(rows)}
     return replace(config, tokenizer=tokenizer, alg=_alg_with(config, folders, peft))
 
@@ -127,7 +127,8 @@ def _load_tokenizer(name: str, config: TokenizerConfig, local_files_only: bool) 
 
 def _missing(tokenizer: Any, tokens: Iterable[str]) -> list[str]:
     """Return the texts that a tokenizer does not encode as one token."""
-    return [token for token in tokens if len(tokenizer(token, add_special_tokens=False)["input_ids"]) != 1]
+    known = ids_of_tokens(tokenizer, tokens)
+    return [token for token in tokens if token not in known]
 
 
 @dataclass(frozen=True)

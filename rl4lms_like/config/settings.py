@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import get_device
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import NO_BALANCING_LOSS, OnPolicyTextAlgorithm
@@ -62,6 +63,7 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     issues = generation_issues(policy_args.get("generation_kwargs"), f"{ARGS}.generation_kwargs")
     issues += generation_issues(config.train_evaluation.generation_kwargs, "train_evaluation.generation_kwargs")
     issues += lora_conflicts(policy_args.get("peft"), f"{ARGS}.peft")
+    issues += attention_issues(policy_args.get("attn_implementation"), f"{ARGS}.attn_implementation")
 
     algorithm = ALGORITHMS.resolve(config.alg.id)
     policy = POLICIES.resolve(config.alg.policy.id)
@@ -102,6 +104,14 @@ def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, An
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
         return [ConfigIssue(f"{ARGS}.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
     return []
+
+
+def attention_issues(name: str | None, path: str) -> list[ConfigIssue]:
+    """Return an error if transformers has no attention of this name; kernels of the hub are found when they load."""
+    known = ("eager", *ALL_ATTENTION_FUNCTIONS.keys())
+    if name is None or "/" in name or name in known:
+        return []
+    return [ConfigIssue(path, f"expected one of {', '.join(sorted(known))}; got {name!r}")]
 
 
 def device_issues(device: str, path: str = "device", *, here: bool = True) -> list[ConfigIssue]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
@@ -135,16 +135,15 @@ def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
     with suppress(ConfigError):  # of a template without system messages
         rendered += template.render([{"role": "system", "content": "a"}, *turns])
 
-    in_pieces = {}
-    for marker in dict.fromkeys(_MARKER.findall(rendered)):
-        n_pieces = len(tokenizer(marker, add_special_tokens=False)["input_ids"])
-        if n_pieces != 1:
-            in_pieces[marker] = n_pieces
-    if in_pieces:
-        first = next(iter(in_pieces))
+    markers = list(dict.fromkeys(_MARKER.findall(rendered)))
+    known = ids_of_tokens(tokenizer, markers)
+    missing = [marker for marker in markers if marker not in known]
+    if missing:
+        n_pieces = len(tokenizer(missing[0], add_special_tokens=False)["input_ids"])
+        pieces = "unknown to" if n_pieces == 1 else f"{n_pieces} tokens of"
         raise chat_template_issue(
-            f"its {first!r} is {in_pieces[first]} tokens of {tokenizer.name_or_path!r}, which has no such token; add "
-            f"the tokens of the template: tokenizer.add_tokens: {json.dumps(list(in_pieces))}"
+            f"its {missing[0]!r} is {pieces} {tokenizer.name_or_path!r}, which has no such token; add the tokens of "
+            f"the template: tokenizer.add_tokens: {json.dumps(missing)}"
         )
     if template.end_of_turn is None:
         raise chat_template_issue(
@@ -152,6 +151,19 @@ def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
             f"response would end; use one that does, such as chatml, or name the token that it writes in "
             f"tokenizer.add_tokens"
         )
+
+
+def ids_of_tokens(tokenizer: PreTrainedTokenizerBase, texts: Iterable[str]) -> dict[str, int]:
+    """Return the ids of the texts that a tokenizer encodes as one token."""
+    ids = {}
+    for text in texts:
+        # Encoded as in a prompt: the vocabulary may spell it differently, as byte-level tokenizers do with "é". A text
+        # that is one unknown token is no token.
+        encoded = tokenizer(text, add_special_tokens=False)["input_ids"]
+        is_unknown = encoded == [tokenizer.unk_token_id] and text != tokenizer.unk_token
+        if len(encoded) == 1 and not is_unknown:
+            ids[text] = int(encoded[0])
+    return ids
 
 
 def chat_template_issue(message: str) -> ConfigError:
@@ -364,6 +376,10 @@ class ChatTemplate:
 
         # Tokens such as <|im_end|> may be added tokens without being special ones to the tokenizer.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
+
+        # An unknown character is no end, but some tokenizers have one token for the end and for what is unknown.
+        if str(self.tokenizer.unk_token) not in after:
+            special.discard(self.tokenizer.unk_token_id)
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         return next((id for id in ids if id in special), None)
 

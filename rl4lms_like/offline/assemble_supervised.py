@@ -19,7 +19,7 @@ from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
-from rl4lms_like.config.settings import check_prompts, check_vocabulary, device_issues
+from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Preference, Sample
@@ -240,6 +240,7 @@ def check_settings(config: OfflineConfig, *, runs_here: bool = True) -> None:
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
     issues += lora_conflicts(config.alg.peft, "alg.peft")
+    issues += attention_issues(config.alg.attn_implementation, "alg.attn_implementation")
     device_errors = supervised_device_issues(config.device)
     issues += device_errors
     reason = float16_reason(config) if runs_here and not device_errors else None

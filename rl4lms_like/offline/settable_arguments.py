@@ -103,6 +103,18 @@ _READ_OPTIM_ARGS = (
     "schedule_free", "stable_adamw",
 )  # fmt: skip
 """Parts of the names of other optimizers that read `optim_args`."""
+_WITHIN_BACKWARD = (
+    "it changes weights within the backward pass, before gradients are clipped or summed over processes, and its state "
+    "would not be in checkpoints"
+)
+_UNSUPPORTED_OPTIMIZERS = {
+    "schedule_free": "evaluations and saved models would have its weights of training, which are not those it averages",
+    "layerwise": _WITHIN_BACKWARD,
+    "lomo": _WITHIN_BACKWARD,
+}
+"""Part of the names of optimizers with which a run would not be right -> the reason."""
+_NOT_IN_CHECKPOINTS = ("galore", "apollo", "grokadamw", "stable_adamw", "adamw_torch_4bit", "adamw_torch_8bit")
+"""Parts of the names of optimizers with a state that is no tensor of a parameter, or none that torch can copy."""
 _LOW_RANK = ("galore", "apollo")
 """Parts of the names of optimizers that read `optim_target_modules`."""
 
@@ -117,9 +129,7 @@ class Package(NamedTuple):
 _PACKAGES = {
     "galore": Package("galore_torch", "galore-torch"),
     "apollo": Package("apollo_torch", "apollo-torch"),
-    "lomo": Package("lomo_optim", "lomo-optim"),
     "grokadamw": Package("grokadamw", "grokadamw"),
-    "schedule_free": Package("schedulefree", "schedulefree"),
     "stable_adamw": Package("optimi", "torch-optimi"),
     "adamw_torch_4bit": Package("torchao", "torchao"),
     "adamw_torch_8bit": Package("torchao", "torchao"),
@@ -180,7 +190,21 @@ def settable_issues(config: OfflineConfig) -> list[ConfigIssue]:
     issues = [ConfigIssue(join(PATH, key), f"cannot be set: {reason}") for key, reason in reasons.items()]
     if "optim_args" not in reasons:
         issues += _optim_args_issues(config.alg.training_args)
+
+    issues += _optimizer_issues(config.alg.training_args)
     return [*issues, *_package_issues(config.alg.training_args)]
+
+
+def _optimizer_issues(arguments: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+    """Yield an error for an optimizer with which a run would not be right."""
+    optimizer = str(arguments.get("optim", ""))
+    for part, reason in _UNSUPPORTED_OPTIMIZERS.items():
+        if part in optimizer:
+            yield ConfigIssue(join(PATH, "optim"), f"{optimizer!r} is not supported: {reason}")
+            return
+    if any(part in optimizer for part in _NOT_IN_CHECKPOINTS) and not arguments.get("save_only_model"):
+        text = f"the state of {optimizer!r} cannot be part of checkpoints, from which a run is resumed"
+        yield ConfigIssue(join(PATH, "optim"), f"{text}; set save_only_model: true, or use another optimizer")
 
 
 def _optim_args_issues(arguments: Mapping[str, Any]) -> Iterator[ConfigIssue]:

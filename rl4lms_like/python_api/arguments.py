@@ -20,6 +20,7 @@ from rl4lms_like.python_api.given import (
     argument_error,
     data_block,
     has_conversations,
+    has_texts,
     kind_of,
     metric_list,
     model_names,
@@ -116,7 +117,7 @@ def config_of(
 
     # Then the defaults, which depend on the model.
     if pool is not None:
-        _add_pool(blocks, pool)
+        _add_pool(blocks, pool, is_rl=is_rl)
     network = None
     if model_and_tokenizer is not None:
         network = collected(lambda: _network_of(blocks, model_and_tokenizer[0]))
@@ -138,7 +139,7 @@ def _misplaced(id: str, arguments: Mapping[str, Any], *, is_rl: bool) -> list[Co
     return [ConfigIssue(name, message) for name, value in arguments.items() if value is not None]
 
 
-def _add_pool(blocks: dict[str, Any], pool: Mapping[str, Any]) -> None:
+def _add_pool(blocks: dict[str, Any], pool: Mapping[str, Any], *, is_rl: bool) -> None:
     """Add the data pool; settings of its columns that were given have precedence."""
     for key, value in pool.items():
         if key != "args":
@@ -147,8 +148,14 @@ def _add_pool(blocks: dict[str, Any], pool: Mapping[str, Any]) -> None:
         put_default(blocks, f"datapool.args.{name}", value)
 
     files = (pool.get("args") or {}).get("data_files")
-    if isinstance(files, Mapping) and has_conversations(files.get("train")):
+    if not isinstance(files, Mapping):
+        return
+    if has_conversations(files.get("train")):
         put_default(blocks, "tokenizer.chat_template", True)
+
+    # Texts have no prompts from which a text could be generated for a metric.
+    if not is_rl and has_texts(files.get("train")) and not is_set(blocks, "train_evaluation.metrics"):
+        put_default(blocks, "train_evaluation.generate", False)
 
 
 def _network_of(blocks: Mapping[str, Any], model: str) -> PretrainedConfig | None:

@@ -373,12 +373,22 @@ def _preference_columns(names: Mapping[str, Any], columns: Mapping[str, Any]) ->
 
 def has_conversations(rows_file: str | None) -> bool:
     """Return True if the first row of a file has a conversation."""
+    return any(map(is_conversation, _first_row(rows_file).values()))
+
+
+def has_texts(rows_file: str | None) -> bool:
+    """Return True if the rows of a file are texts without prompts."""
+    return recognised(_first_row(rows_file)) == "text"
+
+
+def _first_row(rows_file: str | None) -> Mapping[str, Any]:
+    """Return the first row of a file; an empty one if there is none."""
     if rows_file is None:
-        return False
+        return {}
     try:
-        return any(map(is_conversation, first_row(Path(rows_file)).values()))
+        return first_row(Path(rows_file))
     except DataPoolError:  # a file of a block, which is reported where the config is checked
-        return False
+        return {}
 
 
 # --- rewards and metrics ------------------------------------------------------------------------------------------

@@ -137,6 +137,11 @@ def test_adapters_train_the_rows_of_all_named_tokens(tmp_path):
     a = models.make_tokenizer().convert_tokens_to_ids("a")
     assert config.alg.peft["trainable_token_indices"] == sorted([7, a, 320, 321, 322])
 
+    # A byte-level vocabulary has this token under another spelling.
+    config = with_created_models(config_of(base, alg={"peft": {"r": 2}}, add_tokens=["\x12"]))
+    (control,) = models.make_tokenizer()("\x12", add_special_tokens=False)["input_ids"]
+    assert config.alg.peft["trainable_token_indices"] == sorted([control, 320, 321])
+
     # Of RL runs, all networks get the tokens.
     blocks = run_blocks()
     blocks["tokenizer"] = {"model_name": str(base), "chat_template": "chatml"}
@@ -147,6 +152,22 @@ def test_adapters_train_the_rows_of_all_named_tokens(tmp_path):
     assert args["peft"]["trainable_token_indices"] == [320, 321]
     assert args["reference_model"] == args["model_name"] != args["critic_model"]
     assert load_model(AutoModelForCausalLM, args["critic_model"])[0].config.vocab_size == 322
+
+
+def test_a_token_that_is_one_unknown_token_is_added(tmp_path):
+    tokenizer = models.make_word_tokenizer(["user", "assistant"])
+    base = models.save_model(tmp_path / "base", models.make_causal_lm("gpt2", tokenizer), tokenizer)
+    config = with_created_models(config_of(base, alg={"peft": {"r": 2}}))
+    assert config.alg.peft["trainable_token_indices"] == [5, 6]
+    assert AutoTokenizer.from_pretrained(config.alg.model_name).convert_tokens_to_ids(TOKENS) == [5, 6]
+
+    # Neither is it the token that ends a turn.
+    for text, mentioned in (("<|im_end|>", "add_tokens"), ("~", "no response would end")):
+        (tmp_path / "template.jinja").write_text(
+            f"{{% for m in messages %}}{{{{ m['content'] }}}} {text} {{% endfor %}}"
+        )
+        with raises_at("tokenizer.chat_template", mentions=mentioned):
+            build_tokenizer(config_of(base, chat_template=str(tmp_path / "template.jinja")).tokenizer)
 
 
 def test_a_pretrained_critic_is_used_as_it_is(tmp_path):

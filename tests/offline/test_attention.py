@@ -10,8 +10,10 @@ import torch
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.preview import preview
 from rl4lms_like.testing import models
 from tests.config_errors import raises_at
+from tests.configs import run_blocks
 from tests.offline.preferences.preference_runs import blocks, written
 
 IDS = ("supervised", "dpo", "reward_model")
@@ -61,3 +63,16 @@ def test_kernels_that_need_more_are_refused(id, attention, mentioned, tmp_path):
         pytest.skip("refused for another reason: see docs/features.md")
     with raises_at("alg.attn_implementation", mentions=mentioned):
         parse_config(mapping_of(id, "gpt2", tmp_path, attention))
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_an_unknown_attention_is_found_by_the_check(id, tiny_gpt2_dir, tmp_path):
+    with raises_at("alg.attn_implementation", mentions="sdpa"):
+        list(preview(parse_config(mapping_of(id, tiny_gpt2_dir, tmp_path, "spda"))))
+
+
+def test_an_unknown_attention_of_a_policy_is_found_by_the_check(tiny_gpt2_dir):
+    mapping = run_blocks()
+    mapping["alg"]["policy"]["args"] |= {"model_name": str(tiny_gpt2_dir), "attn_implementation": "spda"}
+    with raises_at("alg.policy.args.attn_implementation", mentions="sdpa"):
+        list(preview(parse_config(mapping)))

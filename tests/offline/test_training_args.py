@@ -328,16 +328,38 @@ def test_arguments_that_the_optimizer_does_not_read_are_errors(key, value, menti
         ("optim", "adamw_bnb_8bit", "bitsandbytes"),
         ("optim", "galore_adamw_8bit", "galore_torch"),
         ("optim", "adamw_torch_8bit", "torchao"),
-        ("optim", "schedule_free_sgd", "schedulefree"),
         ("use_liger_kernel", True, "liger_kernel"),
     ],
 )
 def test_a_missing_package_is_reported_by_the_check(key, value, module, tiny_gpt2_dir, tmp_path):
     if importlib.util.find_spec(module) is not None:
         pytest.skip(f"{module} is installed")
-    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path), **{key: value})
+    mapping = blocks("dpo", tiny_gpt2_dir, written(tmp_path), save_only_model=True, **{key: value})
     with raises_at(f"alg.training_args.{key}", mentions=f"needs the package {module}"):
         list(preview(parse_config(mapping)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "also", "mentioned"),
+    [
+        ("schedule_free_adamw", {"save_only_model": True}, "weights of training"),
+        ("galore_adamw_layerwise", {"save_only_model": True}, "within the backward pass"),
+        ("apollo_adamw_layerwise", {"save_only_model": True}, "within the backward pass"),
+        ("adalomo", {"save_only_model": True}, "within the backward pass"),
+        ("galore_adamw", {}, "save_only_model"),
+        ("stable_adamw", {}, "save_only_model"),
+        ("grokadamw", {}, "save_only_model"),
+        ("adamw_torch_8bit", {}, "save_only_model"),
+    ],
+)
+def test_an_optimizer_with_which_a_run_would_be_wrong_or_could_not_be_resumed_is_refused(
+    optimizer, also, mentioned, tiny_gpt2_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module)  # the packages are installed
+    for kind in KINDS:
+        mapping = blocks(kind, tiny_gpt2_dir, written(tmp_path), optim=optimizer, **also)
+        with raises_at("alg.training_args.optim", mentions=mentioned):
+            list(preview(parse_config(mapping)))
 
 
 # --- runs of earlier versions ---------------------------------------------------------------------------------------

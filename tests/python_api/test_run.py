@@ -309,3 +309,12 @@ def test_a_run_that_ended_early_is_finished(make):
     ended = run.n_done
     assert run.is_finished and ended < 9
     assert run.train(quiet=True).n_done == ended
+
+
+def test_texts_without_prompts_are_learned_with_the_defaults(tiny_gpt2_dir, tmp_path):
+    texts = [{"text": "The film was a wonderful story."}] * 8
+    settings = {"data": texts, "eval_data": texts, "algorithm": "sft", "folder": tmp_path / "run", "max_steps": 2}
+    run = Run(tiny_gpt2_dir, **settings).train(quiet=True)
+    assert "supervised/val_loss" in run.history[-1]
+    assert isinstance(run.generate("The film", max_new_tokens=4), str)
+    assert Run(tiny_gpt2_dir, metrics=["length"], **settings).config.train_evaluation.generate

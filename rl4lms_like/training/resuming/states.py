@@ -66,13 +66,24 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     moments: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, entries in state["state"].items():
-        for name, value in entries.items():
+        for name, value in _flat(entries).items():
             if isinstance(value, Tensor):
                 moments[f"optimizer.{index}.{name}"] = value
             else:
                 numbers[f"{index}.{name}"] = value
     learning_rates = [float(group["lr"]) for group in state["param_groups"]]
     return moments, {"numbers": numbers, "lr": learning_rates}
+
+
+def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of a parameter without the mapping in which bitsandbytes hides its moments from FSDP.
+
+    Its `load_state_dict` accepts both forms.
+    """
+    flat: dict[str, Any] = {}
+    for name, value in entries.items():
+        flat |= value if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], moments: dict[str, Tensor]) -> None:

@@ -63,3 +63,30 @@ def test_a_state_of_another_machine_leaves_the_accelerator_as_it_is(monkeypatch)
     use(device, "cuda", monkeypatch)
     states.load_random(numbers, {name.removeprefix("random."): tensor for name, tensor in tensors.items()})
     assert device.draws() == SeveralDevices(1).draws()
+
+
+class Wrapping(torch.optim.AdamW):
+    """Has its moments in a mapping of their own, as the optimizers of bitsandbytes, and loads them with and without."""
+
+    def state_dict(self):
+        state = super().state_dict()
+        for index, entries in state["state"].items():
+            moments = {name: entries[name] for name in ("exp_avg", "exp_avg_sq")}
+            state["state"][index] = {"step": entries["step"], "__bnb_optimizer_quant_state__": moments}
+        return state
+
+
+def test_moments_in_a_mapping_of_their_own_are_saved_and_restored():
+    weight = torch.nn.Parameter(torch.ones(3))
+    optimizer = Wrapping([weight])
+    weight.grad = torch.tensor([1.0, 2.0, 3.0])
+    optimizer.step()
+    expected = torch.optim.AdamW.state_dict(optimizer)["state"][0]
+
+    moments, numbers = states.optimizer_state(optimizer)
+    assert set(moments) == {"optimizer.0.step", "optimizer.0.exp_avg", "optimizer.0.exp_avg_sq"}
+    other = Wrapping([torch.nn.Parameter(torch.ones(3))])
+    states.load_optimizer(other, numbers, {name.removeprefix("optimizer."): value for name, value in moments.items()})
+    restored = torch.optim.AdamW.state_dict(other)["state"][0]
+    assert restored.keys() == expected.keys()
+    assert all(torch.equal(restored[name], value) for name, value in expected.items())
