@@ -121,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     check_work(worker.name, shape, iteration)
                     is_warm_up = round_ < N_WARM_UP
                     systems[worker.name]["warm_up" if is_warm_up else "iterations"].append(iteration)
-                    console.print(tables.progress_line(worker.name, round_, iteration), highlight=False)
+                    number = 0 if is_warm_up else round_ - N_WARM_UP + 1
+                    console.print(tables.progress_line(worker.name, number, iteration), highlight=False)
 
     rows = summary(systems)
     for name, row in rows.items():
