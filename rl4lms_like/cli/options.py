@@ -10,7 +10,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue
 DEFAULT_ALGORITHM = "grpo"
 """Algorithm of a run without a file that names none."""
 
-SHORT_RUN_OPTIONS = ("data", "eval_data", "reward_fn", "alg", "print_config")
+SHORT_RUN_OPTIONS = ("--data", "--eval_data", "--reward_fn", "--alg", "--print-config")
 """Options that only a run without a file has, besides `--model`."""
 
 
@@ -48,12 +48,15 @@ def given_run_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of `add_run_options` without `--set` and `--code` that differ from their defaults."""
     parser = argparse.ArgumentParser()
     add_run_options(parser)
-    given = {}
-    for name, default in vars(parser.parse_args([])).items():
+    defaults = vars(parser.parse_args([]))
+
+    # `check` has only some of them.
+    changed = {}
+    for name, default in defaults.items():
         value = getattr(options, name, default)
         if value != default and name not in ("overrides", "code"):
-            given[name] = value
-    return given
+            changed[name] = value
+    return changed
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +115,8 @@ def add_config(parser: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGr
 def add_short_run(parser: argparse.ArgumentParser, config: argparse._MutuallyExclusiveGroup) -> None:
     """Add the options of a run without a file; `--model` to the group of the config, which it replaces."""
     config.add_argument("--model", metavar="MODEL", help="train without a file: name or folder of the model")
+
+    # They have no defaults here, so that one that is used with a file is noticed.
     parser.add_argument(
         "--data", metavar="DATA", help="with --model: file of prompts, pairs or texts, or the id of a data pool"
     )
@@ -134,9 +139,11 @@ def add_short_run(parser: argparse.ArgumentParser, config: argparse._MutuallyExc
 def refuse_options_of_short_runs(options: argparse.Namespace) -> None:
     """Raise if options of a run without a file are used without `--model`, because they would be ignored."""
     message = "it is for a run without a file, with --model"
-    used = [name for name in SHORT_RUN_OPTIONS if getattr(options, name)]
-    if used:
-        issues = [ConfigIssue(f"--{name.replace('print_config', 'print-config')}", message) for name in used]
+    issues = []
+    for option in SHORT_RUN_OPTIONS:
+        if getattr(options, option.removeprefix("--").replace("-", "_")):
+            issues.append(ConfigIssue(option, message))
+    if issues:
         raise ConfigError(issues, "the command line")
 
 

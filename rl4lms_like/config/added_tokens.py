@@ -224,10 +224,10 @@ class _Checkpoint:
             return named, named.get_vocab()
 
         # One of both may be the other one with further tokens: of an earlier stage, or added by the user.
-        own = _load_tokenizer(self.name, self.config, self.local_files_only)
-        used = own.get_vocab()
+        of_model = _load_tokenizer(self.name, self.config, self.local_files_only)
+        used = of_model.get_vocab()
         if named.get_vocab().items() <= used.items():
-            return own, used
+            return of_model, used
         if used.items() <= named.get_vocab().items():
             return named, used
         message = f"is another tokenizer than that of {self.name!r}, to which tokens are added; name that model"

@@ -13,7 +13,8 @@ blocks with the id `object`; a class of a callback is called without arguments.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from rl4lms_like.callbacks.base import Callback
@@ -46,22 +47,24 @@ def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[
             issues.append(ConfigIssue("reward_fn", str(error)))
 
     evaluation = blocks.get("train_evaluation")
-    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("metrics"), list | tuple):
-        metric_blocks = []
-        for index, metric in enumerate(evaluation["metrics"]):
+    if not isinstance(evaluation, Mapping):
+        return blocks, issues
+
+    blocks["train_evaluation"] = dict(evaluation)
+    block_of: dict[str, Callable[[Any], Any]] = {
+        "metrics": partial(metric_config, imports=imports),
+        "callbacks": callback_config,
+    }
+    for key, block in block_of.items():
+        if not isinstance(evaluation.get(key), list | tuple):
+            continue
+        entries = []
+        for index, entry in enumerate(evaluation[key]):
             try:
-                metric_blocks.append(metric_config(metric, imports=imports))
+                entries.append(block(entry))
             except ValueError as error:
-                issues.append(ConfigIssue(f"train_evaluation.metrics.{index}", str(error)))
-        blocks["train_evaluation"] = evaluation = {**evaluation, "metrics": metric_blocks}
-    if isinstance(evaluation, Mapping) and isinstance(evaluation.get("callbacks"), list | tuple):
-        callback_blocks = []
-        for index, callback in enumerate(evaluation["callbacks"]):
-            try:
-                callback_blocks.append(callback_config(callback))
-            except ValueError as error:
-                issues.append(ConfigIssue(f"train_evaluation.callbacks.{index}", str(error)))
-        blocks["train_evaluation"] = {**evaluation, "callbacks": callback_blocks}
+                issues.append(ConfigIssue(f"train_evaluation.{key}.{index}", str(error)))
+        blocks["train_evaluation"][key] = entries
     return blocks, issues
 
 

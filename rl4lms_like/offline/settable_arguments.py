@@ -254,9 +254,9 @@ def without_unused_keys(config: AnyRun) -> tuple[AnyRun, list[str]]:
     # Names that the optimizer does not read, in a text of several arguments.
     known = _OPTIM_ARGS.get(str(kept.get("optim")))
     if known is not None and isinstance(kept.get("optim_args"), str):
-        parts = kept["optim_args"].replace(" ", "").split(",")
-        read = [part for part in parts if part.partition("=")[0] in known.split()]
-        if read != parts:
+        assignments = kept["optim_args"].replace(" ", "").split(",")
+        read = [assignment for assignment in assignments if assignment.partition("=")[0] in known.split()]
+        if read != assignments:
             kept["optim_args"] = ",".join(read) or None
             notices.append(f"{join(PATH, 'optim_args')}: only {', '.join(read) or 'nothing'} is read, as before")
     alg: Any = replace(config.alg, training_args=kept)

@@ -42,8 +42,7 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.sink import Epoch
 from rl4lms_like.training.alert import report_alert
-from rl4lms_like.training.averages import FOLDER as AVERAGE
-from rl4lms_like.training.averages import NEVER_UPDATED, SPLITS, average_of
+from rl4lms_like.training.averages import SPLITS, average_of, save_average
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import INTERRUPTED, delete_interrupted, write_folder
 from rl4lms_like.training.resuming.resume import log_resume_hint, save_interrupted
@@ -168,7 +167,7 @@ class SupervisedTrainer:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 write_folder(folder, self.save)
-            self._save_average()
+            save_average(self.average, lambda folder: write_folder(folder, self.save), self.tracker, self.interruption)
         self.user_callbacks.check()
 
         # The last step may have been evaluated on `val`, but with other weights than those of the best checkpoint.
@@ -240,18 +239,6 @@ class SupervisedTrainer:
             if result is not None:
                 evaluations[split] = result
         return evaluations
-
-    def _save_average(self) -> None:
-        """Save the averaged model next to the model."""
-        if self.average is None:
-            return
-        if not self.average.last:
-            self.tracker.log_info(NEVER_UPDATED)
-            return
-        folder = self.tracker.run_path / AVERAGE
-        saving_average = saving(f"the averaged model to {folder}")
-        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
-            write_folder(folder, self.save)
 
     def _evaluate_average(self) -> None:
         """Evaluate the averaged model on `val` and `test`, each once after the last step."""

@@ -34,8 +34,7 @@ from rl4lms_like.system.disk import saving
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
-from rl4lms_like.training.averages import FOLDER as AVERAGE
-from rl4lms_like.training.averages import NEVER_UPDATED, SPLITS, average_of
+from rl4lms_like.training.averages import SPLITS, average_of, save_average
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
 from rl4lms_like.training.user_callbacks import user_callbacks
@@ -161,7 +160,7 @@ class OnPolicyTrainer:
             folder = self.tracker.run_path / "model"
             with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
                 self._write(folder, self.save)
-            self._save_average()
+            save_average(self.average, lambda folder: self._write(folder, self.save), self.tracker, self.interruption)
             self.user_callbacks.check()
         self.evaluate(("val", "test"))
         self._evaluate_average()
@@ -265,18 +264,6 @@ class OnPolicyTrainer:
             self.user_callbacks.check()
             self.interruption.check()
         return evaluations
-
-    def _save_average(self) -> None:
-        """Save the averaged model next to the model."""
-        if self.average is None:
-            return
-        if not self.average.last:
-            self.tracker.log_info(NEVER_UPDATED)
-            return
-        folder = self.tracker.run_path / AVERAGE
-        saving_average = saving(f"the averaged model to {folder}")
-        with self.average.in_model(), self.interruption.finishing("the averaged model of this run"), saving_average:
-            self._write(folder, self.save)
 
     def _evaluate_average(self) -> None:
         """Evaluate the averaged model on `val` and `test`, each once after the last iteration."""

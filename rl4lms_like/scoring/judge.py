@@ -448,6 +448,8 @@ class LLMJudge(Score):
         answers = model.answers(
             list(message_of.values()), max_new_tokens=self.max_new_tokens, batch_size=self.batch_size
         )
+
+        # Each answer is stored at once: a run that ends at the next one does not generate it again.
         for answer in answers:
             value = self._value(answer.text) if answer.is_complete else None
             if value is None:

@@ -14,15 +14,19 @@ Only trained weights are averaged, in float32; of adapters, their factors. The t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rl4lms_like.config.run_config import AverageConfig
+from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError
+from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.resuming.states import load_weights
 
 FOLDER = "average"
@@ -112,6 +116,32 @@ class WeightAverage:
             raise CheckpointError("it has no averaged weights: they cannot be added to a run that has begun")
         self.last = state["last"]
         load_weights(self.tensors(), tensors)
+
+
+def save_average(
+    average: WeightAverage | None, write: Callable[[Path], Any], tracker: Tracker, interruption: Interruption
+) -> None:
+    """Save the averaged model in the run folder, next to the model.
+
+    Args:
+        average: None if the run has none.
+        write: writes the folder of the model.
+        tracker: of the run.
+        interruption: an interruption waits until the folder is complete.
+
+    Raises:
+        RL4LMsLikeError: the folder cannot be written.
+    """
+    if average is None:
+        return
+    if not average.last:
+        tracker.log_info(NEVER_UPDATED)
+        return
+
+    folder = tracker.run_path / FOLDER
+    saved = "the averaged model"
+    with average.in_model(), interruption.finishing(f"{saved} of this run"), saving(f"{saved} to {folder}"):
+        write(folder)
 
 
 def average_of(config: AverageConfig | None, model: nn.Module) -> WeightAverage | None:

@@ -14,7 +14,8 @@ A resumed run does not repeat the call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,25 @@ class UserCallbacks(Callback):
 
     def _call_all(self, method: str, when: str, *arguments: Any) -> None:
         """Call a method of each callback; keep the first exception for `check`."""
-        for name, callback in self.callbacks.items():
+        for name in self.callbacks:
             try:
-                numbers = getattr(callback, method)(*arguments)
-                for key, value in _checked(numbers).items():
-                    self.numbers[f"{PREFIX}/{name}/{key}"] = value
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # also `SystemExit`, which would end the run and name no callback
-                failure = ComponentError(f"the callback {name!r} failed in {method} {when}: {raised(error)}")
-                failure.__cause__ = error
+                with self._attributed(name, f"{method} {when}"):
+                    numbers = _checked(getattr(self.callbacks[name], method)(*arguments))
+            except ComponentError as failure:
                 self.failure = self.failure or failure
+                continue
+            for key, value in numbers.items():
+                self.numbers[f"{PREFIX}/{name}/{key}"] = value
+
+    @contextmanager
+    def _attributed(self, name: str, where: str) -> Iterator[None]:
+        """Raise a `ComponentError` that names the callback in place of an exception of its code."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also `SystemExit`, which would end the run and name no callback
+            raise ComponentError(f"the callback {name!r} failed in {where}: {raised(error)}") from error
 
     def check(self) -> None:
         """Raise the exception of a callback, if there was one, in all processes.
@@ -113,12 +122,10 @@ class UserCallbacks(Callback):
         """
         states = {}
         for name, callback in self.callbacks.items():
-            try:
+            with self._attributed(name, "state_dict"):
                 state = callback.state_dict()
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise ComponentError(f"the callback {name!r} failed in state_dict: {raised(error)}") from error
+
+            # Written as JSON, next to the weights, where others may read it.
             message = not_json(state)
             if message is None and (key := secret_in(state)):
                 message = f"{key} contains a secret, which every checkpoint would contain"
@@ -135,14 +142,9 @@ class UserCallbacks(Callback):
         """
         self.numbers = dict(state["numbers"])
         for name, callback in self.callbacks.items():
-            if name not in state["states"]:
-                continue
-            try:
-                callback.load_state_dict(state["states"][name])
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:
-                raise ComponentError(f"the callback {name!r} failed in load_state_dict: {raised(error)}") from error
+            if name in state["states"]:
+                with self._attributed(name, "load_state_dict"):
+                    callback.load_state_dict(state["states"][name])
 
 
 def callback_names(config: AnyConfig) -> list[str]:

@@ -9,11 +9,11 @@ import pytest
 
 from rl4lms_like import Callback, Run
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.offline.reference_trainer import ReferenceTrainer
-from rl4lms_like.run import resume, train_config
+from rl4lms_like.run import resume
 from rl4lms_like.system.errors import ComponentError, ConfigError
 from tests.config_errors import raises_at
 from tests.offline.preferences import preference_runs
+from tests.offline.supervised.test_resume import started, stopped
 from tests.offline.supervised.test_trainer import six_steps
 from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, stop_after
@@ -101,10 +101,6 @@ class Unsaved(Callback):
 COUNTING = {"id": f"{HERE}:Counting", "args": {"name": "n"}}
 
 
-def started(mapping, folder, name="run"):
-    return train_config(parse_config(mapping), base_path_to_store_results=folder, experiment_name=name, quiet=True)
-
-
 def lines_of(file):
     return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
 
@@ -177,19 +173,7 @@ def test_a_stopped_offline_run_goes_on_to_the_same_bytes(kind, tiny_gpt2_dir, tm
     mapping["train_evaluation"]["callbacks"] = [COUNTING]
     expected = started(mapping, tmp_path, "whole")
 
-    original = ReferenceTrainer.training_step
-
-    def training_step(self, *arguments, **named):
-        if self.state.global_step == 3:
-            raise StoppedError
-        return original(self, *arguments, **named)
-
-    with monkeypatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(ReferenceTrainer, "training_step", training_step)
-        started(mapping, tmp_path)
-    folder = tmp_path / "rl4lm_exps" / "run"
-    for path in (folder / "checkpoints").glob("interrupted_*"):
-        shutil.rmtree(path)
+    folder = stopped(mapping, tmp_path, 3, monkeypatch)
     assert files_of(resume(folder, quiet=True)) == files_of(expected)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -15,21 +14,17 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
-from rl4lms_like.offline.reference_trainer import ReferenceTrainer
-from rl4lms_like.run import resume, train_config
+from rl4lms_like.run import resume
 from rl4lms_like.system.errors import CheckpointError
 from tests.config_errors import raises_at
 from tests.offline.preferences import preference_runs
+from tests.offline.supervised.test_resume import started, stopped
 from tests.offline.supervised.test_trainer import six_steps
 from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import StoppedError, stop_after
 
 EMA = {"decay": 0.7, "every": 2}
 BEMA = {"decay": None, "every": 1, "ema_power": 0.6, "bias_power": 0.3, "lag": 2.0}
-
-
-def started(mapping, folder, name="run"):
-    return train_config(parse_config(mapping), base_path_to_store_results=folder, experiment_name=name, quiet=True)
 
 
 def rl(average, model, tmp_path):
@@ -199,19 +194,7 @@ def test_a_stopped_offline_run_goes_on_to_the_same_bytes(kind, tiny_gpt2_dir, tm
     mapping["alg"]["training_args"]["save_steps"] = 2
     expected = started(mapping, tmp_path, "whole")
 
-    original = ReferenceTrainer.training_step
-
-    def training_step(self, *arguments, **named):
-        if self.state.global_step == 3:
-            raise StoppedError
-        return original(self, *arguments, **named)
-
-    with monkeypatch.context() as patch, pytest.raises(StoppedError):
-        patch.setattr(ReferenceTrainer, "training_step", training_step)
-        started(mapping, tmp_path)
-    folder = tmp_path / "rl4lm_exps" / "run"
-    for path in (folder / "checkpoints").glob("interrupted_*"):
-        shutil.rmtree(path)
+    folder = stopped(mapping, tmp_path, 3, monkeypatch)
     assert files_of(resume(folder, quiet=True)) == files_of(expected)
 
 
