@@ -256,14 +256,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         }
         other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
 
-        # The policy reads the texts of `alg.ptx` after the responses, when all gradients exist.
-        texts = None if shortest else _longest_texts(config, policy, plan, n_processes)
-        if texts is not None:
-            of_texts = {"activations": policy.activations(texts), "logits": policy.logits(texts)}
-            with_responses = sum(sizes[name] for name in of_texts) + other_gradients
-            if sum(of_texts.values()) + sizes["gradients"] > with_responses:
-                sizes |= of_texts
-                other_gradients = sizes["gradients"]
+        if not shortest:
+            texts = _longest_texts(config, policy, plan, n_processes)
+            other_gradients = _with_texts(sizes, other_gradients, policy, texts)
 
         # TRPO: no optimizer for the policy, but 7 vectors as long as its trained weights: gradient, step, initial
         # weights, and four of the conjugate gradient.
@@ -372,6 +367,30 @@ def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradient
     if is_single_pass and not policy.arguments.gradient_checkpointing and policy.arguments.peft is None:
         return FLOAT * policy.output_layer
     return gradients
+
+
+def _with_texts(sizes: dict[str, int], other_gradients: int, policy: NetworkShapes, texts: BatchPlan | None) -> int:
+    """Replace the sizes of the responses by those of the texts of `alg.ptx`, in place, if these need more memory.
+
+    Args:
+        sizes: bytes by part.
+        other_gradients: bytes of the gradients that exist at the same time as the activations of the responses.
+        policy: reads both.
+        texts: batch sizes of the texts; None without them.
+
+    Returns:
+        The bytes of gradients that exist at the same time as the activations in `sizes`.
+    """
+    if texts is None:
+        return other_gradients
+
+    # The policy reads them after the responses, when all gradients exist.
+    of_texts = {"activations": policy.activations(texts), "logits": policy.logits(texts)}
+    of_responses = sizes["activations"] + sizes["logits"] + other_gradients
+    if sum(of_texts.values()) + sizes["gradients"] <= of_responses:
+        return other_gradients
+    sizes |= of_texts
+    return sizes["gradients"]
 
 
 def _longest_texts(config: RunConfig, policy: NetworkShapes, plan: BatchPlan, n_processes: int) -> BatchPlan | None:

@@ -394,6 +394,7 @@ PARTS = "Reward components"
 EVALUATIONS = "Evaluations"
 UPDATE = "Policy updates"
 COST = "Throughput and time"
+CALLBACKS = "Numbers of callbacks"
 
 CURVES = (
     Curve(LEARNING, "Loss", "of the references, nats per token",
@@ -430,6 +431,9 @@ CURVES = (
     Curve(UPDATE, "Ratio-one gap", "largest |ratio − 1| in the first minibatch; 0 is exact",
           {"gap": ("train/ratio_gap",)}, log=True),
     Curve(UPDATE, "KL loss", "penalty in the loss, coefficient included", {"loss": ("ppo/kl_loss",)}),
+    Curve(UPDATE, "Loss on texts", "of alg.ptx, nats per token, without its coefficient", {"loss": ("ppo/ptx_loss",)}),
+    Curve(UPDATE, "Balancing loss", "of the experts, without its coefficient",
+          {"loss": ("ppo/balancing_loss", "supervised/balancing_loss", "preference/balancing_loss")}),
     Curve(UPDATE, "Policy loss", "the surrogate that is minimised",
           {"loss": ("ppo/policy_gradient_loss", "train/policy_gradient_loss", "train/policy_loss")}),
     Curve(UPDATE, "Approximate KL", "from the rollout's policy; nats per token",
@@ -449,6 +453,17 @@ CURVES = (
 
 PART = "rollout_info/reward/"
 """Prefix of the keys of a combined reward's parts."""
+OF_CALLBACK = "callback/"
+"""Prefix of the keys of the numbers that users' callbacks return."""
+
+
+def callback_curves(keys: Iterable[str]) -> list[Curve]:
+    """Return a chart for each number of users' callbacks among the logged keys, in their order."""
+    curves = []
+    for key in dict.fromkeys(keys):
+        if key.startswith(OF_CALLBACK):
+            curves.append(Curve(CALLBACKS, key.removeprefix(OF_CALLBACK), "", {"number": (key,)}))
+    return curves
 
 
 def part_curves(keys: Iterable[str]) -> list[Curve]:

@@ -168,8 +168,8 @@ def _predictions(path: Path) -> dict[str, dict[Epoch, Path]]:
 
 
 def _in_order(splits: dict[str, dict[Epoch, Item]]) -> dict[str, dict[Epoch, Item]]:
-    usual = {"train": 0, "val": 1, "test": 2}
-    names = sorted(splits, key=lambda name: (usual.get(name, 3), name))
+    usual = ["train", "val", "test", "average_val", "average_test"]
+    names = sorted(splits, key=lambda name: (usual.index(name) if name in usual else len(usual), name))
     return {name: dict(sorted(splits[name].items())) for name in names}
 
 

@@ -241,7 +241,7 @@ def _groups(run: RunRecord) -> list[tuple[str, list[dict[str, Any]]]]:
 
     # Curves that the run has not logged are left out, such as PPO's of a supervised run.
     logged_keys = dict.fromkeys(chain.from_iterable(run.iterations))
-    for curve in (*charts.CURVES, *charts.part_curves(logged_keys)):
+    for curve in (*charts.CURVES, *charts.part_curves(logged_keys), *charts.callback_curves(logged_keys)):
         groups.setdefault(curve.group, []).extend(_curve_panels(run, curve, logged_keys))
     return [(heading, panels) for heading, panels in groups.items() if panels]
 

@@ -114,6 +114,26 @@ def test_every_part_of_a_combined_reward_has_a_chart(tracker):
         assert message in page.text
 
 
+def test_every_number_of_a_callback_has_a_chart(tracker):
+    for iteration in range(1, 4):
+        numbers = {"callback/Longest/tokens": 2.0 * iteration, "callback/Longest/words": 1.0}
+        tracker.log_training_infos({"ppo/value_loss": 0.1} | numbers)
+    page = page_of(tracker.run_path)
+    assert page.count("svg") == 3
+    for message in ("Numbers of callbacks", "Longest/tokens", "Longest/words"):
+        assert message in page.text
+
+
+def test_each_split_has_a_colour_of_its_own_and_those_of_averages_come_last(tracker):
+    for split in ("average_test", "average_val", "test", "val"):
+        tracker.log_metrics(0, split, {"m/score": 0.25})
+        tracker.log_metrics(1, split, {"m/score": 0.5})
+    html = write_report(tracker.run_path).read_text(encoding="utf-8")
+    assert re.findall(r"<caption>(\w+)", html) == ["val", "test", "average_val", "average_test"]
+    colours = re.findall(r"\.line-\d \.line \{ stroke: (var\(--\w+\))", html)
+    assert len(set(colours)) == 4
+
+
 def test_the_page_is_self_contained(tracker):
     whole_run(tracker)
     html = write_report(tracker.run_path).read_text(encoding="utf-8")
