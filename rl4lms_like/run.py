@@ -102,7 +102,7 @@ def train_config(
         RL4LMsLikeError: the run failed; subclasses name the cause. Files written before remain.
     """
     from rl4lms_like.on_policy.replay import with_replay
-    from rl4lms_like.training.resuming.resume import find_unfinished, with_template_date
+    from rl4lms_like.training.resuming.resume import as_started, find_unfinished
 
     config = with_replay(config)
     base = os.path.abspath(base_path_to_store_results)  # a component may change the current folder
@@ -139,8 +139,8 @@ def train_config(
             config = resumed.config
 
         # A resumed run writes the date of its start into its prompts, also on another day.
-        elif config.tokenizer.template_date is None:
-            config = with_template_date(config, ranks.from_main(lambda: date.today().isoformat()))
+        else:
+            config = as_started(config, ranks.from_main(lambda: date.today().isoformat()))
 
         destinations = Destinations(
             base,

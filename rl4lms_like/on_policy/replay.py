@@ -32,7 +32,7 @@ from rl4lms_like.system.secrets import masked
 from rl4lms_like.system.wording import shown
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, kept_rollouts, ranges, rollout_file
 from rl4lms_like.tracking.run_folder import to_json
-from rl4lms_like.training.resuming.resume import N_SHOWN, Difference, other_computations, own_config
+from rl4lms_like.training.resuming.resume import N_SHOWN, SPEEDUPS, Difference, other_computations, own_config
 from rl4lms_like.training.resuming.states import load_random, weights_digest
 
 logger = logging.getLogger(__name__)
@@ -142,10 +142,11 @@ def _changes(folder: Path, config: Mapping[str, Any]) -> list[Difference]:
         raise ConfigError([ConfigIssue(KEY, str(error))]) from error
 
     # Lengths, evaluations and the kept rollouts themselves do not change an iteration, unless the learning rate follows
-    # the length.
+    # the length. Speedups change its rounding only.
     changes = []
     for difference in other_computations(to_json(before), to_json(masked(dict(config)))):
-        if difference.schedule is not None or not difference.path.startswith("train_evaluation."):
+        is_irrelevant = difference.path.startswith(("train_evaluation.", SPEEDUPS))
+        if difference.schedule is not None or not is_irrelevant:
             changes.append(difference)
     return changes
 

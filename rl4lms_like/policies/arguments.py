@@ -19,6 +19,7 @@ from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import AfterValidator
 
 from rl4lms_like.engines import ENGINES
+from rl4lms_like.policies.speedups import SpeedupFields, Speedups
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Whole
 from rl4lms_like.system.schema import Block, RefusedError, check_arguments, check_value, join, read_block
@@ -307,6 +308,7 @@ class PolicyArguments(Block):
             adapters are saved.
         logits_budget_mb: limit in MiB for the logits that a forward pass stores for its backward pass. If they need
             more (4 bytes x tokens x vocabulary size), they are recomputed in chunks of this size.
+        speedups: exact speedups, each of which can be turned off, for example `{keep_freed_memory: false}`.
         trust_remote_code: allow running code that comes with the model.
     """
 
@@ -333,7 +335,13 @@ class PolicyArguments(Block):
     peft: Peft | None = None
     merge_on_save: bool = False
     logits_budget_mb: Annotated[float, Ge(1)] = 512
+    speedups: SpeedupFields = field(default_factory=dict)
     trust_remote_code: bool = False
+
+    @property
+    def used_speedups(self) -> Speedups:
+        """Speedups with the defaults of those that are not given."""
+        return Speedups(**self.speedups)
 
     @property
     def kl_model(self) -> str | None:

@@ -53,6 +53,7 @@ from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 from rl4lms_like.system.errors import ConfigError, ModelError
+from rl4lms_like.system.freed_memory import keep_freed_memory
 from rl4lms_like.system.schema import checked_block
 
 
@@ -110,6 +111,9 @@ class LMActorCriticPolicy(BasePolicy):
             optimizer_kwargs=dict(self.arguments.optimizer_kwargs),
         )
 
+        # Before the first large tensors are made.
+        if self.arguments.used_speedups.keep_freed_memory and torch.device(device).type == "cpu":
+            keep_freed_memory()
         self._load(use_reference)
         self._check_vocabulary()
 

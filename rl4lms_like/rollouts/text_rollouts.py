@@ -22,7 +22,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies import speedups
 from rl4lms_like.policies.arguments import generates_ahead
+from rl4lms_like.policies.speedups import all_speedups, has_speedups, stored_speedups
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController, KLController
@@ -100,8 +102,8 @@ class TextRollouts(_Mixin):
         self.kl_controller = kl_controller or FixedKLController(0.0)
         self.rollout_options = rollout_options or RolloutOptions(norm_reward=norm_reward)
         policy_kwargs = kwargs.get("policy_kwargs") or {}
-        # The policy is Stable-Baselines3's first argument.
-        if reason := self._unsupported(args[0] if args else kwargs.get("policy"), policy_kwargs):
+        policy = args[0] if args else kwargs.get("policy")  # Stable-Baselines3's first argument
+        if reason := self._unsupported(policy, policy_kwargs):
             raise RL4LMsLikeError(reason)
 
         self.hooks = RunHooks()
@@ -114,12 +116,16 @@ class TextRollouts(_Mixin):
             "value_gae_lambda": self.rollout_options.value_gae_lambda,
             "gae_length_alpha": self.rollout_options.gae_length_alpha,
         }
-        # A new dict: Stable-Baselines3 adds to it in place, which must not change the caller's.
+
+        # A new dict: Stable-Baselines3 adds to it in place, which must not change the caller's. It names all speedups:
+        # a file of `save` has them.
         kwargs["policy_kwargs"] = {
             "use_reference": self._needs_reference,
             "device": get_device(kwargs.get("device", "auto")),
             **policy_kwargs,
         }
+        if has_speedups(getattr(policy, "arguments_class", None)):
+            kwargs["policy_kwargs"][speedups.KEY] = all_speedups(policy_kwargs.get(speedups.KEY))
         super().__init__(*args, **kwargs)
 
     def _unsupported(self, policy: Any, policy_kwargs: Mapping[str, Any]) -> str | None:
@@ -149,6 +155,10 @@ class TextRollouts(_Mixin):
         collector_options = self.__dict__.pop("_collector_options", None)
         if collector_options is not None:
             self.rollout_options = RolloutOptions(**collector_options, **self.rollout_buffer_kwargs)
+
+        # A file of a version without some of the speedups continues without them.
+        if has_speedups(getattr(self.policy_class, "arguments_class", None)):
+            self.policy_kwargs[speedups.KEY] = stored_speedups(self.policy_kwargs.get(speedups.KEY))
 
         super()._setup_model()
         if self.seed is None:

@@ -457,6 +457,8 @@ POLICY: dict[str, Row | Silent] = {
     "peft": Row({"r": 2}, see.adapters),
     "merge_on_save": Row(True, see.saved_files, {"alg.policy.args.peft": {"r": 2}}),
     "logits_budget_mb": Row(1, lambda made: made.policy._logits_budget),
+    # tests/policies/test_speedups.py has the effect of each of them
+    "speedups": Row({"keep_freed_memory": False}, lambda made: made.policy.arguments.used_speedups),
     "trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoConfig")),
 }
 

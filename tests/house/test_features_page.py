@@ -21,6 +21,7 @@ CHANGES = {
     "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
+    "`policy.args.speedups`": {f"{POLICY}.speedups": {"keep_freed_memory": False}},
     "`policy.args.dropout`": {f"{POLICY}.dropout": True},
     "`policy.args.engine: {id: vllm}`": {f"{POLICY}.engine": VLLM},
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},

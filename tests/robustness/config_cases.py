@@ -245,6 +245,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.policy.args.reference_model": ["models/causal", "models/seq2seq"],
     "alg.policy.args.critic_model": ["models/causal", "models/seq2seq"],
     "alg.policy.args.logits_budget_mb": [1, 64],
+    "alg.policy.args.speedups": [{"keep_freed_memory": False}, {"keep_freed_memory": "maybe"}, {"keep": True}, {}],
     "alg.policy.args.peft": [{"r": 4}, {"r": 0}, {"target_modules": ["nowhere"]}, {"target_modules": "all-linear"}, {}],
     "alg.policy.args.merge_on_save": [True],
     "alg.policy.args.weight_decay": [0, 0.1],

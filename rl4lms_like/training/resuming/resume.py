@@ -33,6 +33,7 @@ from filelock import FileLock
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values
+from rl4lms_like.policies import POLICIES, speedups
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import CheckpointError, ConfigError, ConfigIssue, OutOfMemoryError, RL4LMsLikeError
 from rl4lms_like.system.import_paths import code_options, trust_option
@@ -88,7 +89,14 @@ MEMORY = (
 )
 """Keys that decide how much memory an update needs."""
 
-_ENGINE = "alg.policy.args.engine.args"
+TEMPLATE_DATE = "tokenizer.template_date"
+"""Key that a new run sets to the day of its start."""
+
+POLICY_ARGS = "alg.policy.args"
+SPEEDUPS = f"{POLICY_ARGS}.{speedups.KEY}"
+"""Block in which a new run stores all speedups."""
+
+_ENGINE = f"{POLICY_ARGS}.engine.args"
 MAY_CHANGE = (
     *MEMORY,
     "train_evaluation.n_iters",
@@ -112,6 +120,7 @@ MAY_CHANGE = (
     f"{_ENGINE}.sleep",
     f"{_ENGINE}.max_connections",
     f"{_ENGINE}.headers_from_env",
+    f"{SPEEDUPS}.keep_freed_memory",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",
@@ -135,8 +144,6 @@ _LENGTHS = {
 }
 """Key of a run's length -> key of its learning rate schedule, and the schedules independent of the length."""
 
-TEMPLATE_DATE = "tokenizer.template_date"
-"""Key that a new run sets to the day of its start."""
 
 N_SHOWN = 3
 """Largest number of differences in the reason why a run does not match a command."""
@@ -355,14 +362,14 @@ def _resumable(config: AnyConfig, folder: Path, lock: FileLock) -> Resumption | 
         checkpoint = newest_checkpoint(folder)
     except CheckpointError:
         if is_untrained(folder):
-            return Resumption(folder, None, _with_date_of(folder, config), lock)
+            return Resumption(folder, None, _with_start_of(folder, config), lock)
         return f"it has no checkpoint to resume from{_first_checkpoint(config)}{skipped(folder / FOLDER)}"
 
     # A damaged checkpoint or an edited config is an error, not another reason to start a new run: the user decides.
     state = _checked(checkpoint, "; --new starts a new run")
     recorded = read_changes(folder)
     _refuse_edited(folder, state, own_config(folder), recorded)
-    config = _with_changes(_with_date_of(folder, config), recorded)
+    config = _with_changes(_with_start_of(folder, config), recorded)
     if issue := _too_short(config, state, checkpoint):
         return f"{issue.path} is {issue.message}"
     return Resumption(folder, checkpoint, config, lock, _changes_at(state, config, recorded))
@@ -392,11 +399,33 @@ def _changes_at(
     return (*changes, *(AcceptedChange(n_done, change.path, change.old, change.new) for change in differences))
 
 
-def _with_date_of(folder: Path, config: ConfigT) -> ConfigT:
-    """Return the config with the date of the run in a folder, if it has none of its own."""
-    if config.tokenizer.template_date is not None:
-        return config
-    return with_template_date(config, at(own_config(folder), TEMPLATE_DATE))
+def as_started(config: ConfigT, day: str) -> ConfigT:
+    """Return the config of a new run with what its `config.json` keeps of its start.
+
+    These are the day that chat templates write as today, and the speedups, whose defaults a later version may change.
+    """
+    if config.tokenizer.template_date is None:
+        config = with_template_date(config, day)
+    if isinstance(config, RunConfig) and speedups.has_speedups(POLICIES.arguments_class(config.alg.policy.id)):
+        config = with_speedups(config, speedups.all_speedups(config.alg.policy.args.get(speedups.KEY)))
+    return config
+
+
+def _with_start_of(folder: Path, config: ConfigT) -> ConfigT:
+    """Return the config with the day and the speedups of the run in a folder, unless it has its own."""
+    stored = own_config(folder)
+    if config.tokenizer.template_date is None:
+        config = with_template_date(config, at(stored, TEMPLATE_DATE))
+    if isinstance(config, RunConfig) and at(stored, SPEEDUPS) is not None:
+        config = with_speedups(config, at(stored, SPEEDUPS))
+    return config
+
+
+def with_speedups(config: ConfigT, block: Mapping[str, bool]) -> ConfigT:
+    """Return the config of a run with this `speedups` block of the policy."""
+    assert isinstance(config, RunConfig)
+    policy = replace(config.alg.policy, args={**config.alg.policy.args, speedups.KEY: dict(block)})
+    return replace(config, alg=replace(config.alg, policy=policy))
 
 
 def with_template_date(config: ConfigT, day: str | None) -> ConfigT:
@@ -503,8 +532,9 @@ def other_computations(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
     """Return the differences of two configs, as JSON data, that change what the run computes."""
     differences = []
     for path, old, new in _differences(before, after):
-        # A command does not name the day on which the run has started, and runs of older versions have not stored it.
-        if path == TEMPLATE_DATE and None in (old, new):
+        # A command does not name what the run has stored at its start, and runs of older versions have not stored it.
+        is_of_start = path in (TEMPLATE_DATE, SPEEDUPS) or path.startswith(f"{SPEEDUPS}.")
+        if is_of_start and None in (old, new):
             continue
 
         # A length may change, unless the learning rate follows it.
@@ -563,7 +593,10 @@ def _sound(checkpoint: Path) -> TrainingState:
 
 
 def own_config(run_folder: Path) -> dict[str, Any]:
-    """Read a run's `config.json`; raise a `CheckpointError` if there is none."""
+    """Read a run's `config.json`; raise a `CheckpointError` if there is none.
+
+    A run of a version without speedups has all of them turned off.
+    """
     file = run_folder / CONFIG_FILE
     try:
         mapping = read_json(file)
@@ -571,6 +604,11 @@ def own_config(run_folder: Path) -> dict[str, Any]:
             raise ValueError(f"it contains {shown(mapping)}")
     except (OSError, ValueError, RL4LMsLikeError) as error:
         raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
+
+    # Every policy that has speedups also has a `model_name`; the `config.json` of a model has no `alg`.
+    policy_args = at(mapping, POLICY_ARGS)
+    if isinstance(policy_args, dict) and "model_name" in policy_args:
+        policy_args[speedups.KEY] = speedups.stored_speedups(policy_args.get(speedups.KEY))
     return mapping
 
 

@@ -1,0 +1,61 @@
+"""Exact speedups of a policy, each of which can be turned off: the block `alg.policy.args.speedups`. No torch here.
+
+    new run                  its config.json has every speedup, also those that the config does not name
+    config.json without it   a run of a version without speedups: it is resumed without them, with the same bytes
+
+"Exact" means that numbers differ by rounding only: gradients by at most 1e-4 of their norm, trained weights by at most
+1 % of an optimizer step. A run that is resumed keeps its speedups, because rounding and random numbers depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
+
+from rl4lms_like.system.schema import Block, coerced_mapping
+
+KEY = "speedups"
+"""Argument of a policy."""
+PATH = f"alg.policy.args.{KEY}"
+"""Its place in a config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedups(Block):
+    """Speedups of rollouts and updates. They are on where they apply; false turns one off.
+
+    Args:
+        keep_freed_memory: on processors under Linux, let the C library reuse freed memory instead of returning it to
+            the system, which would clear each large tensor's pages again. The numbers stay the same.
+    """
+
+    keep_freed_memory: bool = True
+
+
+def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:
+    """Return every speedup with its value in a `speedups` block, or its default."""
+    defaults = {field.name: field.default for field in fields(Speedups)}
+    return {**defaults, **(given or {})}
+
+
+def no_speedups() -> dict[str, bool]:
+    """Return the block of a run of a version without speedups."""
+    return {field.name: False for field in fields(Speedups)}
+
+
+def stored_speedups(given: Mapping[str, Any] | None) -> dict[str, bool]:
+    """Return the speedups of a saved run or algorithm, where a missing one did not exist yet."""
+    return {**no_speedups(), **(given or {})}
+
+
+def has_speedups(arguments_class: Any) -> bool:
+    """Return whether a policy has the argument `speedups`, by the class of its arguments; a user's may not have it."""
+    return KEY in getattr(arguments_class, "__dataclass_fields__", {})
+
+
+SpeedupFields = Annotated[dict[str, Any], AfterValidator(partial(coerced_mapping, Speedups))]
+"""Type of a `speedups` block."""
