@@ -34,6 +34,14 @@ class SecondTensor(torch.Tensor):
     inner: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @property
+    def data(self) -> torch.Tensor:
+        return SecondTensor(self.inner)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self.inner = inner_of(values)  # torch's own would not replace it
+
     def tolist(self) -> Any:
         return self.cpu().tolist()  # torch refuses it for subclasses
 
