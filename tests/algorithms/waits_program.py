@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, ClassVar
 
 import rl4lms_like.testing.one_update as testing
 from rl4lms_like.algorithms import ALGORITHMS
@@ -30,7 +30,7 @@ class WaitingPPO(PPO):
 class Observed(testing._UpdateObserver):
     """Counts during the rollout and the update of an algorithm."""
 
-    counts: dict[str, Any] = {}
+    counts: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, algorithm: Any) -> None:
         super().__init__(algorithm)
