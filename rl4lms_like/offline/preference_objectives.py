@@ -59,6 +59,8 @@ from rl4lms_like.training.resuming.states import weights_digest
 REFERENCE_FILE = "reference_log_probs.safetensors"
 """File in the run folder with the log-probs of all responses under the reference model."""
 _DIGESTS = "digests"
+LABELS = "is_desirable"
+"""Name of the labels of good and bad responses in a batch."""
 _FIELDS = ("prompt_ids", "prompt_mask", "prompt_rows", "response_ids", "response_mask")
 TINY = 1e-9
 
@@ -147,8 +149,8 @@ class PreferenceObjective(TrainingObjective):
             "margin": torch.tensor([row.get("margin", 0.0) for row in rows]),  # [n]
         }
         # Labels are of `kto` only; the reference's log-probs are missing while they are computed.
-        if "is_desirable" in rows[0]:
-            batch["is_desirable"] = torch.tensor([row["is_desirable"] for row in rows])  # [n]
+        if LABELS in rows[0]:
+            batch[LABELS] = torch.tensor([row["is_desirable"] for row in rows])  # [n]
         if "ref_log_prob" in rows[0]:
             batch["ref_log_prob"] = torch.tensor([row["ref_log_prob"] for row in rows])  # [n, 2]
         return batch
@@ -182,11 +184,14 @@ class PreferenceObjective(TrainingObjective):
         return nullcontext() if self.dtype is None else torch.autocast(device, dtype=self.dtype)
 
     def _scored(self, batch: Batch) -> tuple[Tensor, Batch]:
-        """Return the scores of a batch in main memory, and the batch on the model's device."""
+        """Return the scores of a batch in main memory, and the batch on the model's device, without its labels."""
         with self.autocast():
             scores = self.scores(batch)
         # The losses are computed in float32, also if the model is not.
-        return scores.float(), {name: to_device(tensor, self.reader.model.device) for name, tensor in batch.items()}
+        moved = {name: to_device(tensor, self.reader.model.device) for name, tensor in batch.items()}
+        if LABELS in batch:
+            moved[LABELS] = batch[LABELS]  # stay in main memory: positions of good rows are found there
+        return scores.float(), moved
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[dict[str, Tensor]]:
         for start in range(0, len(rows), self.eval_batch_size):
@@ -591,7 +596,7 @@ class KTO(ReferenceObjective):
                 continue
             with self.autocast():
                 log_prob = self.log_probs(self.reader, self.episodes(own_batch, 1))
-            log_ratios.append(log_prob.float() - own_batch["ref_log_prob"][:, 1].to(log_prob.device))
+            log_ratios.append(log_prob.float() - to_device(own_batch["ref_log_prob"][:, 1], log_prob.device))
 
         # All processes have the same z0.
         of_all_ranks: list[Tensor] = []
@@ -603,17 +608,19 @@ class KTO(ReferenceObjective):
 
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         # weight (1 - sigmoid(beta (l - z0))) for good responses, weight (1 - sigmoid(beta (z0 - l))) for bad ones
-        is_good = batch["is_desirable"]
+        is_good = to_device(batch[LABELS], scores.device)
         log_ratio = scores[:, 0] - batch["ref_log_prob"][:, 0]
         weights = torch.where(is_good, self.arguments.desirable_weight, self.arguments.undesirable_weight)
         loss = weights * kto_loss(log_ratio, is_good, self.z0, self.arguments.beta)
 
         reward = self.arguments.beta * log_ratio.detach()
+        good = to_device(batch[LABELS].nonzero()[:, 0], scores.device)  # rows [n_good]
+        bad = to_device((~batch[LABELS]).nonzero()[:, 0], scores.device)
         return loss, {
-            "rewards/chosen": reward[is_good],
-            "rewards/rejected": reward[~is_good],
-            "logps/chosen": scores[is_good, 0],
-            "logps/rejected": scores[~is_good, 0],
+            "rewards/chosen": reward[good],
+            "rewards/rejected": reward[bad],
+            "logps/chosen": scores[good, 0],
+            "logps/rejected": scores[bad, 0],
             REFERENCE_POINT: torch.as_tensor(self.z0, device=reward.device).expand(len(reward)),
         }
 

@@ -19,6 +19,7 @@ SPECS = [
     ("online_dpo", "causal", {"batch_size": 16}),
     ("waiting", "causal", {"micro_batch_size": 40}),
 ]
+OBJECTIVES = ("supervised", "dpo", "kto", "orpo", "reward_model")
 
 PER_STEP = {
     "algorithms/base.py _is_accepted": 1,  # loss and gradient are finite
@@ -74,7 +75,12 @@ TRANSFERS_PER_PASS = 9
 
 @pytest.fixture(scope="module")
 def counted() -> dict[str, dict[str, Any]]:
-    command = [sys.executable, "-m", "tests.algorithms.waits_program", json.dumps(SPECS)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.algorithms.waits_program",
+        json.dumps([*SPECS, *((id, "causal", {}) for id in OBJECTIVES)]),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return {counts["id"]: counts for counts in json.loads(done.stdout.splitlines()[-1])}
@@ -108,6 +114,13 @@ def test_a_wait_in_the_loss_is_found(counted):
     assert found == {"tests": 2 * counts["passes"]}
 
 
-@pytest.mark.parametrize("id", [spec[0] for spec in SPECS])
+@pytest.mark.parametrize("id", OBJECTIVES)
+def test_a_step_on_given_texts_reads_only_what_is_logged(id, counted):
+    counts = counted[id]
+    places = {} if id == "supervised" else {"offline/preference_objectives.py as_numbers": 1}
+    assert excess(counts["update"], places, 1, {}) == {} and counts["transfers"] > 0
+
+
+@pytest.mark.parametrize("id", [*(spec[0] for spec in SPECS), *OBJECTIVES])
 def test_an_update_on_the_device_is_that_on_the_cpu(id, counted):
     assert counted[id]["gap"] < 1e-4  # a tenth of the learning rate, which is the size of the first steps of Adam
