@@ -34,6 +34,7 @@ from rl4lms_like.algorithms.rules import RULES, Algorithm
 from rl4lms_like.algorithms.schedules import learning_rate_schedule
 from rl4lms_like.algorithms.step_guard import StepGuard
 from rl4lms_like.core.advantages import normalized
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import PassLimits, own_batches
 from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
@@ -305,7 +306,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
                 # Over all processes: each must decide the same below.
                 logged = self._summary(self._gather_terms(objectives), minibatch.weights)
-                logged["minibatch_episodes"] = torch.tensor(float(minibatch.observations.n_episodes))
+                logged["minibatch_episodes"] = torch.full_like(logged["loss"], minibatch.observations.n_episodes)
                 if self.balancing is not None:
                     logged["balancing"] = self.balancing.value
                     logged["loss"] = logged["loss"] + self.balancing.coefficient * logged["balancing"]
@@ -315,7 +316,8 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
                 # Early stop (`alg.args.target_kl`), before the step: the gradient is discarded, and all remaining
                 # passes are skipped, also the critic's. As in Stable-Baselines3, the KL is that of this minibatch to
-                # the policy of the rollout, mean((ratio - 1) - log ratio), and may be up to 1.5 times its target.
+                # the policy of the rollout, mean((ratio - 1) - log ratio), and may be up to 1.5 times its target. To
+                # compare it, the process waits for the device, once per optimizer step.
                 if self.target_kl is not None and float(logged["approx_kl"]) > 1.5 * self.target_kl:
                     progress.steps.append(logged)
                     break
@@ -404,6 +406,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def _is_accepted(self, logged: Mapping[str, Tensor]) -> bool:
         """Return whether the step may be taken, that is, loss and gradient are finite; see `StepGuard`."""
+        # The process waits for the device here, once per optimizer step: weights that are not finite would be lost.
         loss = logged["loss"]
         grad_norm = logged["grad_norm"] + logged.get("critic_grad_norm", 0.0)
         is_finite = bool(torch.isfinite(loss + grad_norm))
@@ -420,8 +423,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if self.normalization == "minibatch":
             minibatch = minibatch._replace(advantages=normalized(minibatch.advantages, minibatch.returns))
         if self.loss_aggregation != "token_mean":
-            lengths = minibatch.observations.lengths
-            minibatch = minibatch._replace(weights=action_weights(lengths, self.loss_aggregation, self._norm_constant))
+            minibatch = minibatch._replace(weights=self._action_weights(minibatch))
         return self._corrected(minibatch)
 
     def _corrected(self, minibatch: Minibatch) -> Minibatch:
@@ -439,8 +441,17 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         lengths = minibatch.observations.lengths
         limits = self.arguments.correction_range or CORRECTION_RANGES[kind]
         correction = correction_weights(minibatch.old_log_prob - behavior_log_prob, lengths, kind, *limits)
-        weights = action_weights(lengths, self.loss_aggregation, self._norm_constant, kept=correction > 0)
+        weights = self._action_weights(minibatch, kept=correction > 0)
         return minibatch._replace(weights=weights * correction)
+
+    def _action_weights(self, minibatch: Minibatch, kept: Tensor | None = None) -> Tensor:
+        """Return the weights of the actions of a whole minibatch `[n_actions]`; see `action_weights`."""
+        # In main memory, where the lengths are. With a correction, this waits for the device once per optimizer step.
+        lengths = minibatch.observations.layout.lengths
+        if kept is not None:
+            kept = kept.cpu()
+        weights = action_weights(lengths, self.loss_aggregation, self._norm_constant, kept)
+        return to_device(weights, minibatch.weights.device)
 
     @property
     def is_off_policy(self) -> bool:
@@ -525,8 +536,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                 return
 
             # An empty group: a pass with any episodes, to keep step with the other processes.
-            index = torch.tensor(group or range(self.n_together), device=episodes.response_ids.device)
-            micro_batch = minibatch.select(index)
+            micro_batch = minibatch.select(group or range(self.n_together))
             fraction = len(micro_batch.actions) / len(minibatch.actions)
             yield micro_batch, fraction if group else 0.0
 
@@ -758,9 +768,16 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
     def _record_means(self, steps: list[Logged], names: Iterable[str]) -> None:
         """Log means over the update's steps without the skipped ones, whose numbers are NaN."""
+        means: dict[str, Tensor] = {}
         for name in names:
-            values = [step[name] for step in steps if name in step]
-            self.logger.record(LOG_KEYS[name], float(torch.stack(values).nanmean()) if values else math.nan)
+            # Steps that a resumed update has read from its checkpoint are in main memory.
+            values = [to_device(step[name], self.device) for step in steps if name in step]
+            means[name] = torch.stack(values).nanmean() if values else torch.full((), math.nan, device=self.device)
+
+        # Read all at once, at the end of the update: until here, no step has waited for its numbers.
+        if means:
+            for name, mean in zip(means, torch.stack(list(means.values())).tolist(), strict=True):
+                self.logger.record(LOG_KEYS[name], mean)
 
     def _log_update(self, ratio_gap: Tensor | None, seconds: float) -> None:
         """Log the critic's explained variance, and the gap between the log-probs of rollout and first minibatch.

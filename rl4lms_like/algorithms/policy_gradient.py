@@ -18,6 +18,7 @@ from rl4lms_like.algorithms import critic_free_arguments as arguments_of
 from rl4lms_like.algorithms.base import OnPolicyTextAlgorithm
 from rl4lms_like.core import losses, preference_losses
 from rl4lms_like.core.advantages import group_advantages, overlong_penalty, returns_to_go, rewards_differ, whitened
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.kl_estimators import WITH_DISTRIBUTIONS
 from rl4lms_like.core.objective import Objective
@@ -114,7 +115,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
         # REINFORCE++: mean 0 and variance 1 over all actions of the rollout, so that a minibatch changes no statistics.
         if options.scale == "whiten":
             advantages = whitened(advantages, mask)
-        return advantages[mask]
+        return episodes.flat(advantages)
 
     # --- loss -------------------------------------------------------------------------------------------------------
 
@@ -299,14 +300,19 @@ class OnlineDPO(GroupPolicyGradient):
         """Find the pairs: the advantage is 1 for the best response to a prompt, -1 for the worst one, else 0."""
         buffer = self.rollout_buffer
         episodes = buffer.episodes
-        assert episodes is not None and episodes.group_ids is not None
-        rewards = self._padded_rewards(episodes).sum(dim=1)  # [n]
+        assert episodes is not None
+
+        # In main memory: the loop would wait for a device once per group.
+        rewards = self._padded_rewards(episodes).sum(dim=1).cpu()  # [n]
+        lengths = episodes.layout.lengths
+        group_ids = episodes.layout.group_ids
+        assert group_ids is not None
 
         # A group whose rewards are equal up to rounding has no best response, and no pair.
-        signs = torch.zeros_like(episodes.lengths)  # [n]
-        has_pair = rewards_differ(rewards, episodes.group_ids)
-        for group in episodes.group_ids.unique():
-            rows = (episodes.group_ids == group).nonzero()[:, 0]
+        signs = torch.zeros_like(lengths)  # [n]
+        has_pair = rewards_differ(rewards, group_ids)
+        for group in group_ids.unique():
+            rows = (group_ids == group).nonzero()[:, 0]
             best = rows[rewards[rows].argmax()]
             worst = rows[rewards[rows].argmin()]
             if has_pair[best]:
@@ -314,7 +320,8 @@ class OnlineDPO(GroupPolicyGradient):
                 signs[worst] = -1
 
         # Fields of a minibatch have one number per action, so a response's sign is that of all its actions.
-        buffer.advantages = signs.to(torch.as_tensor(buffer.log_probs)).repeat_interleave(episodes.lengths)
+        log_probs = buffer.log_probs
+        buffer.advantages = to_device(signs.repeat_interleave(lengths), log_probs.device, log_probs.dtype)
         self.logger.record("train/pairs", int((signs > 0).sum()))
 
     def skip_minibatch(self, minibatch: Minibatch) -> Logged | None:
@@ -326,7 +333,7 @@ class OnlineDPO(GroupPolicyGradient):
             names.append("balancing")
         if self.ptx is not None:
             names.append("ptx")
-        return dict.fromkeys(names, torch.tensor(math.nan))
+        return dict.fromkeys(names, torch.full_like(minibatch.advantages[0], math.nan))
 
     def prepare_minibatch(self, minibatch: Minibatch) -> Minibatch:
         """Return only the pairs of a minibatch, the best response of each before its worst one.
@@ -334,21 +341,26 @@ class OnlineDPO(GroupPolicyGradient):
         Both have the loss of the pair for each action. With the weights of the actions, its mean is that over pairs.
         """
         episodes = minibatch.observations
-        assert episodes.group_ids is not None
-        signs = minibatch.advantages[episodes.lengths.cumsum(0) - 1]  # of the last action of each episode, [n]
+        group_ids = episodes.layout.group_ids
+        assert group_ids is not None
+
+        # In main memory: the process waits for the device once per optimizer step.
+        last = episodes.layout.lengths.cumsum(0) - 1  # position of the last action of each episode, [n]
+        signs = minibatch.advantages.cpu()[last]
 
         # Both sorted by group, so that best[k] and worst[k] respond to the same prompt.
         best = (signs == 1).nonzero()[:, 0]  # [n_pairs]
         worst = (signs == -1).nonzero()[:, 0]
-        best = best[episodes.group_ids[best].argsort()]
-        worst = worst[episodes.group_ids[worst].argsort()]
+        best = best[group_ids[best].argsort()]
+        worst = worst[group_ids[worst].argsort()]
         minibatch = minibatch.select(torch.stack([best, worst], dim=1).flatten())
 
         # w = n_actions / (n_pairs |pair|): the mean of w_t L_t over actions is that of L over pairs, whatever their
         # lengths.
-        pair_lengths = minibatch.observations.lengths.view(-1, 2).sum(dim=1)  # actions of both responses, [n_pairs]
+        pair_lengths = minibatch.observations.layout.lengths.view(-1, 2).sum(dim=1)  # of both responses, [n_pairs]
         weights = int(pair_lengths.sum()) / (len(pair_lengths) * pair_lengths.float())
-        return minibatch._replace(weights=weights.repeat_interleave(pair_lengths))
+        weights = to_device(weights.repeat_interleave(pair_lengths), minibatch.weights.device)
+        return minibatch._replace(weights=weights)
 
     def loss(self, minibatch: Minibatch) -> Objective:
         """Return the loss of its pair for each action, and the negative entropy."""
@@ -359,7 +371,8 @@ class OnlineDPO(GroupPolicyGradient):
         log_ratio = (scores.log_prob - minibatch.old_log_prob).detach()
 
         # l = log pi(y) - log ref(y) of a whole response: the sum over its actions.
-        rows = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)  # [n_actions]
+        rows = torch.arange(len(lengths), device=lengths.device)
+        rows = rows.repeat_interleave(lengths, output_size=len(log_ratio))  # [n_actions]
         ref_log_ratio = scores.log_prob - minibatch.ref_log_prob
         response_log_ratios = ref_log_ratio.new_zeros(len(lengths)).index_add(0, rows, ref_log_ratio)
         best, worst = response_log_ratios.view(-1, 2).unbind(dim=1)  # l_w and l_l, [n_pairs]

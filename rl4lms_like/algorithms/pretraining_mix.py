@@ -86,11 +86,11 @@ class PretrainingMix:
             ranks: the processes that train together.
         """
         episodes = self._episodes(self.texts_of_step(step), policy).to(policy.device)
-        n_learned = len(episodes.actions)  # of all micro-batches and processes
+        n_learned = episodes.n_tokens  # of all micro-batches and processes
         limits = PassLimits(micro_batch_size)
         for group in own_batches(episodes, limits, ranks, in_step=policy.is_sharded):
             # An empty group: a pass that only keeps step with the other processes.
-            part = episodes.select(torch.tensor(group or [0], device=policy.device)).trimmed()
+            part = episodes.select(group or [0])
             total = -policy.action_scores(part).log_prob.sum()
             yield (1.0 if group else 0.0) * total / n_learned
 

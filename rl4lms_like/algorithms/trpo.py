@@ -157,7 +157,7 @@ class TRPO(OnPolicyTextAlgorithm):
 
     def _no_step(self, info: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the logged scalars of a skipped policy step."""
-        zero = torch.zeros(())
+        zero = torch.zeros_like(info["ratio_gap"])
         return {"ratio_gap": info["ratio_gap"], "cg_residual": zero, **dict.fromkeys(_STEP_NUMBERS, zero)}
 
     def _direction(self, rollout: Minibatch, actor: FlatParameters, gradient: Tensor) -> Solution:
@@ -189,7 +189,7 @@ class TRPO(OnPolicyTextAlgorithm):
         for fraction in backtracking(options.line_search_shrinking_factor, options.line_search_max_iter):
             candidate = start + fraction * step
             means = self._compared(rollout, actor, candidate)
-            if means["kl"] < options.target_kl and means["loss"] < loss:
+            if bool((means["kl"] < options.target_kl) & (means["loss"] < loss)):  # waits for the device, once a try
                 self.weights_change()
                 actor.load(candidate)
                 self._n_updates += 1
@@ -232,7 +232,7 @@ class TRPO(OnPolicyTextAlgorithm):
         rng = np.random.default_rng(self.share_seeds.next())
         n_chosen = math.ceil(episodes.n_episodes / self.arguments.sub_sampling_factor)
         index = np.sort(rng.permutation(episodes.n_episodes)[:n_chosen])
-        return self.rollout_buffer.samples(torch.as_tensor(index, device=episodes.response_ids.device))
+        return self.rollout_buffer.samples(index.tolist())
 
     def _passes(self, episodes: Minibatch) -> Iterator[tuple[Minibatch, float]]:
         """Split episodes as `_split` does, into passes whose logits fit into memory."""

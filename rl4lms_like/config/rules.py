@@ -548,6 +548,11 @@ def _defaults_of_generation(path: str, kwargs: Mapping[str, Any], *, causal: boo
         n_tokens = longest_response(kwargs, is_causal=causal)
         yield Notice(join(path, "max_new_tokens"), f"not given; responses have at most {n_tokens} tokens")
 
+    # transformers makes a static cache as long as the longest text since the process started.
+    if kwargs.get("cache_implementation") == "static" and kwargs.get("max_cache_len") is None:
+        message = "not given: longer texts compile decoding again, and a resumed run may differ in its last bits; set "
+        yield Notice(join(path, "max_cache_len"), message + "it to the tokens of the longest prompt and response")
+
 
 def other_distribution(policy: PolicyArguments) -> Notices:
     """Report rollouts that are not sampled from the distribution whose log-probs are trained."""

@@ -4,20 +4,89 @@ prompt_ids    [n, prompt_len]    padded on `prompt_side`
 response_ids  [n, response_len]  right-padded; tokens where `observed` come from the environment, not the policy
 flat field    [n_tokens]         the actions of episode 0, then those of episode 1, ...
 allowed       [n_tokens, bytes]  flat too: the tokens each action was chosen from, unless it was the whole vocabulary
+
+Sizes and positions are computed in main memory (`EpisodeLayout`). To read them from a GPU, the process would have to
+wait until the GPU has finished all work that is queued; a mask as an index (`matrix[mask]`) waits, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from rl4lms_like.core.devices import to_device
+
 if TYPE_CHECKING:
     from rl4lms_like.system.ranks import Ranks
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeLayout:
+    """Lengths and masks of `n` episodes in main memory, whatever the device of the episodes.
+
+    Args:
+        prompt_lengths: `[n]`, number of tokens of each prompt.
+        response_lengths: `[n]`, number of tokens of each response.
+        action_mask: `[n, response_len]`, see `EpisodeBatch.action_mask`.
+        group_ids: `[n]`, see `EpisodeBatch`; or None.
+        prompt_rows: `[n]`, see `EpisodeBatch`; or None.
+    """
+
+    prompt_lengths: Tensor
+    response_lengths: Tensor
+    action_mask: Tensor
+    group_ids: Tensor | None
+    prompt_rows: Tensor | None
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Number of actions of each episode `[n]`."""
+        return self.action_mask.sum(dim=1)
+
+    @cached_property
+    def n_actions(self) -> int:
+        """Total number of actions."""
+        return int(self.lengths.sum())
+
+    @property
+    def prompt_width(self) -> int:
+        """Number of columns that the prompts need; at least one, also if all prompts are empty."""
+        return max(int(self.prompt_lengths.max()), 1)
+
+    @property
+    def response_width(self) -> int:
+        """Number of columns that the responses need, at least one."""
+        return max(int(self.response_lengths.max()), 1)
+
+    def select(self, index: Tensor) -> EpisodeLayout:
+        """Return the layout of some of the episodes, in the order of the index `[k]`."""
+        return EpisodeLayout(
+            self.prompt_lengths[index],
+            self.response_lengths[index],
+            self.action_mask[index],
+            None if self.group_ids is None else self.group_ids[index],
+            None if self.prompt_rows is None else self.prompt_rows[index],
+        )
+
+    def trimmed(self) -> EpisodeLayout:
+        """Return the layout of the same episodes without columns that contain only padding."""
+        return replace(self, action_mask=self.action_mask[:, : self.response_width])
+
+    def token_index(self, episodes: Tensor) -> Tensor:
+        """Return the positions in a flat field of the tokens of some episodes, in the order of `episodes` `[k]`."""
+        starts = self.lengths.cumsum(0) - self.lengths  # position of each episode's first token here, [n]
+        new_lengths = self.lengths[episodes]
+        new_starts = new_lengths.cumsum(0) - new_lengths  # ... and in the result, [k]
+
+        # All tokens of an episode move by the same distance: old position = new position + (old start - new start).
+        offsets = (starts[episodes] - new_starts).repeat_interleave(new_lengths)
+        return offsets + torch.arange(len(offsets))
 
 
 @dataclass(frozen=True)
@@ -77,29 +146,57 @@ class EpisodeBatch:
     @property
     def n_tokens(self) -> int:
         """Total number of actions."""
-        return int(self.action_mask.sum())
+        return self.layout.n_actions
 
     @property
     def actions(self) -> Tensor:
         """Token ids of all actions, flat `[n_tokens]`."""
-        return self.response_ids[self.action_mask]
+        return self.flat(self.response_ids)
+
+    @cached_property
+    def layout(self) -> EpisodeLayout:
+        """Lengths and masks in main memory. Read from the device once: selected episodes have a part of it."""
+        return EpisodeLayout(
+            self.prompt_mask.sum(dim=1).cpu(),
+            self.response_lengths.cpu(),
+            self.action_mask.cpu(),
+            None if self.group_ids is None else self.group_ids.cpu(),
+            None if self.prompt_rows is None else self.prompt_rows.cpu(),
+        )
+
+    @cached_property
+    def _action_index(self) -> tuple[Tensor, ...]:
+        """Rows and columns of all actions `[n_tokens]`, episode after episode, as an index of padded matrices."""
+        # `matrix[mask]` would find these positions on the device, and wait for their number.
+        return to_device(self.layout.action_mask.nonzero().T, self.response_ids.device).unbind()
+
+    def _with_layout(self, layout: EpisodeLayout) -> EpisodeBatch:
+        """Set a layout that is known, so that it is not read from the device; `dataclasses.replace` drops it."""
+        self.__dict__["layout"] = layout
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The fields alone: tensors that another process restores are all on its device, but a layout must not be.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def shared_prompts(self) -> tuple[Tensor, Tensor] | None:
         """Return one episode of each different prompt `[u]`, and the position of each episode's prompt in it `[n]`.
 
         None if no two episodes are known to have the same prompt.
         """
-        if self.prompt_rows is None:
+        prompt_rows = self.layout.prompt_rows
+        if prompt_rows is None:
             return None
-        numbers, rows = self.prompt_rows.unique(return_inverse=True)  # rows: [n], from 0 to u - 1
+        numbers, rows = prompt_rows.unique(return_inverse=True)  # rows: [n], from 0 to u - 1
         if len(numbers) == self.n_episodes:
             return None
 
         # The first episode of each prompt. A plain scatter would keep any of those with the same index, not always the
         # same.
-        episodes = torch.arange(self.n_episodes, device=rows.device)
+        episodes = torch.arange(self.n_episodes)
         first = episodes.new_zeros(len(numbers)).scatter_reduce(0, rows, episodes, "amin", include_self=False)  # [u]
-        return first, rows
+        device = self.response_ids.device
+        return to_device(first, device), to_device(rows, device)
 
     def together(self, rows: Tensor | None) -> list[list[int]]:
         """Return the episodes with equal `rows` (prompts or groups), in their order; each alone if they are None."""
@@ -114,46 +211,48 @@ class EpisodeBatch:
 
     def pad(self, flat: Tensor, fill: float = 0.0) -> Tensor:
         """Return a flat field `[n_tokens]` as a padded matrix `[n, response_len]`."""
-        mask = self.action_mask
-        padded = flat.new_full(mask.shape, fill)
-
-        # A mask selects row by row, from left to right: the order of flat fields.
-        padded[mask] = flat
+        padded = flat.new_full(self.response_ids.shape, fill)
+        padded[self._action_index] = flat
         return padded
 
-    def token_index(self, episodes: Tensor) -> Tensor:
+    def flat(self, padded: Tensor) -> Tensor:
+        """Return the entries of the actions `[n_tokens, ...]` of a padded matrix `[n, response_len, ...]`."""
+        return padded[self._action_index]
+
+    def token_index(self, episodes: Tensor | Sequence[int]) -> Tensor:
         """Return the positions in a flat field of the tokens of some episodes, in the order of `episodes` `[k]`."""
-        lengths = self.lengths
-        starts = lengths.cumsum(0) - lengths  # position of each episode's first token here, [n]
-        new_lengths = lengths[episodes]
-        new_starts = new_lengths.cumsum(0) - new_lengths  # ... and in the result, [k]
+        index = torch.as_tensor(episodes, dtype=torch.int64, device="cpu")
+        return to_device(self.layout.token_index(index), self.response_ids.device)
 
-        # All tokens of an episode move by the same distance: old position = new position + (old start - new start).
-        offsets = (starts[episodes] - new_starts).repeat_interleave(new_lengths)
-        return offsets + torch.arange(int(new_lengths.sum()), device=offsets.device)
+    def select(self, episodes: Tensor | Sequence[int]) -> EpisodeBatch:
+        """Return some of the episodes, in the order of the index `[k]`, without columns that none of them uses.
 
-    def select(self, episodes: Tensor) -> EpisodeBatch:
-        """Return some of the episodes, in the order of the index `[k]`, without columns that none of them uses."""
-        selected = {name: field[episodes] for name, field in self._present(_ROWS).items()}
+        The index is best in main memory. One on a device is copied, for which the process waits.
+        """
+        index = torch.as_tensor(episodes, dtype=torch.int64, device="cpu")
+        rows = to_device(index, self.response_ids.device)
+        selected = {name: field[rows] for name, field in self._present(_ROWS).items()}
 
         # Flat fields have one row per action, so they are selected by the positions of the actions.
         flat = self._present(_FLAT)
         if flat:
-            tokens = self.token_index(episodes)
+            tokens = self.token_index(index)
             selected |= {name: field[tokens] for name, field in flat.items()}
-        return replace(self, **selected).trimmed()
+        return replace(self, **selected)._with_layout(self.layout.select(index)).trimmed()
+
+    def without_masks(self) -> EpisodeBatch:
+        """Return the same episodes as if every action had been chosen from the whole vocabulary."""
+        return replace(self, allowed=None)._with_layout(self.layout)
 
     def trimmed(self) -> EpisodeBatch:
         """Return the same episodes without columns that contain only padding."""
-        # At least one column, also if all prompts are empty.
-        prompt_len = max(int(self.prompt_mask.sum(dim=1).max()), 1)
-        response_len = max(int(self.response_lengths.max()), 1)
-
+        prompt_len = self.layout.prompt_width
+        response_len = self.layout.response_width
         columns = slice(-prompt_len, None) if self.prompt_side == "left" else slice(prompt_len)
         observed = self.observed
         if observed is not None:
             observed = observed[:, :response_len]
-        return replace(
+        trimmed = replace(
             self,
             prompt_ids=self.prompt_ids[:, columns],
             prompt_mask=self.prompt_mask[:, columns],
@@ -161,6 +260,7 @@ class EpisodeBatch:
             response_mask=self.response_mask[:, :response_len],
             observed=observed,
         )
+        return trimmed._with_layout(self.layout.trimmed())
 
     def widened(self, prompt_len: int, response_len: int) -> EpisodeBatch:
         """Return the same episodes padded to at least these widths."""
@@ -184,9 +284,11 @@ class EpisodeBatch:
 
     def to(self, device: torch.device | str) -> EpisodeBatch:
         """Return the same episodes on another device."""
-        if self.response_ids.device == torch.device(device):
+        device = torch.device(device)
+        if self.response_ids.device == device:
             return self
-        return replace(self, **{name: field.to(device) for name, field in self._present(_ROWS + _FLAT).items()})
+        moved: dict[str, Any] = {name: to_device(field, device) for name, field in self._present(_ROWS + _FLAT).items()}
+        return replace(self, **moved)._with_layout(self.layout)
 
     def _present(self, names: Sequence[str]) -> dict[str, Any]:
         """Return the fields of these names that are not None."""
@@ -443,9 +545,10 @@ def pack_passes(
         >>> pack_passes(episodes, PassLimits(tokens=8, shares_prompts=True))
         [[0, 1], [2, 3]]
     """
-    prompt_lengths = episodes.prompt_mask.sum(dim=1).tolist()
-    response_lengths = episodes.response_lengths.tolist()
-    rows = range(episodes.n_episodes) if episodes.prompt_rows is None else episodes.prompt_rows.tolist()
+    layout = episodes.layout
+    prompt_lengths = layout.prompt_lengths.tolist()
+    response_lengths = layout.response_lengths.tolist()
+    rows = range(episodes.n_episodes) if layout.prompt_rows is None else layout.prompt_rows.tolist()
 
     def of(units: Sequence[int]) -> _Pass:
         """Return a pass of some units: unit u has the episodes from n_together * u on."""
@@ -484,7 +587,7 @@ def own_batches(
     empty passes are added, which do not count, so that all processes make equally many.
     """
     # Units of `n_together` episodes are shared out by their numbers of response tokens.
-    sizes = episodes.response_lengths.view(-1, n_together).sum(dim=1).tolist()  # [n_units]
+    sizes = episodes.layout.response_lengths.view(-1, n_together).sum(dim=1).tolist()  # [n_units]
     passes = pack_passes(episodes, limits, ranks.share(sizes), n_together)
 
     # Every process computes the numbers of all others from the same sizes, so nothing has to be sent.

@@ -146,6 +146,7 @@ RL_KEYS = (
         "temperature top_p top_k min_p repetition_penalty generation_kwargs",
         "of the sampling only: the model is trained at temperature 1",
     ),
+    Equivalent("alg.policy.args.generation_kwargs.cache_implementation", "cache_implementation"),
     Equivalent("env.args.max_prompt_length", "max_prompt_length prompt_max_len"),
     Equivalent(
         "env.n_envs",
@@ -315,8 +316,7 @@ RL_KEYS = (
     Equivalent("", "vllm_structured_outputs_regex", "responses have no given form; the reward `regex` scores it"),
     Equivalent(
         "",
-        "cache_implementation use_cache use_transformers_paged use_transformers_continuous_batching "
-        "transformers_continuous_batching_config",
+        "use_cache use_transformers_paged use_transformers_continuous_batching transformers_continuous_batching_config",
         "rollouts have transformers' usual cache; an `engine` batches continuously",
     ),
     Equivalent(

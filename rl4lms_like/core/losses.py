@@ -122,7 +122,8 @@ def sequence_log_ratio(log_ratio: Tensor, lengths: Tensor) -> Tensor:
 
 def episode_means(field: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean of a flat field `[n_actions]` over each episode, repeated for its actions `[n_actions]`."""
-    row = torch.arange(len(lengths), device=field.device).repeat_interleave(lengths)  # episode of each action
+    # Episode of each action. The number of actions is known: to add it up, the process would wait for the device.
+    row = torch.arange(len(lengths), device=field.device).repeat_interleave(lengths, output_size=len(field))
     sums = torch.zeros(len(lengths), dtype=field.dtype, device=field.device).index_add(0, row, field)  # [n]
     return (sums / lengths.clamp_min(1))[row]
 

@@ -42,9 +42,10 @@ def top_p_mask(logits: Tensor, p: float, min_tokens_to_keep: int = 1) -> Tensor:
         logits = logits.float()
     probs = logits.softmax(dim=-1)
 
-    # Usually the set is small. The most probable tokens are enough if those of every row have more than p together.
+    # Usually the set is small. The most probable tokens are enough if those of every row have more than p together. Not
+    # on a GPU, which would have to finish its work before it answers, at every token: there, sorting costs less.
     n_best = max(N_BEST, min_tokens_to_keep)
-    if n_best < probs.shape[-1]:
+    if n_best < probs.shape[-1] and probs.device.type == "cpu":
         best = probs.topk(n_best, dim=-1)
         if bool((best.values.sum(dim=-1) > p).all()):
             return _crossing(best.values, best.indices, p, min_tokens_to_keep, like=probs)

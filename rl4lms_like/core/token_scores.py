@@ -366,7 +366,13 @@ def _logit_gradient(
     # (1[y] - p) g - p (log p + H) h, here as 1[y] g - p (g + (log p + H) h)
     g = torch.zeros_like(entropy) if grad_log_prob is None else grad_log_prob
 
-    if grad_entropy is None or not bool(grad_entropy.any()):
+    # With h = 0 the costly part of the formula is left out: the loss of Stable-Baselines3 has an entropy also with the
+    # coefficient 0. Not on a GPU, which finishes the whole backward pass so far before it answers.
+    has_entropy = grad_entropy is not None
+    if grad_entropy is not None and grad_entropy.device.type == "cpu":
+        has_entropy = bool(grad_entropy.any())
+
+    if grad_entropy is None or not has_entropy:
         grad = probs.mul_(-g[:, None])
     else:
         # log of the smallest normal number in place of log 0, which p = 0 then cancels: 0 times -inf would be NaN.

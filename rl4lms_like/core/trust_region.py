@@ -45,6 +45,7 @@ def conjugate_gradient(
     direction = b  # p
     squared_norm = b.dot(b)  # rᵀr
     for _ in range(max_steps):
+        # Waits for the device, once per product: a product is a pass over many episodes.
         if squared_norm < tolerance:
             break
 

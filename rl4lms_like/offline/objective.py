@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
@@ -177,7 +178,7 @@ class CrossEntropy(TrainingObjective):
 
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         # Without labels, the model returns logits [n, length, vocab] and computes no loss of its own.
-        inputs = dict(batch)
+        inputs = {name: to_device(tensor, model.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
         is_balanced = self.balancing is not None and model.training
         router_option = {"output_router_logits": True} if is_balanced else {}
@@ -200,13 +201,13 @@ class CrossEntropy(TrainingObjective):
         )
         # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
         n = n_learned(labels) if n_items is None else n_items
-        loss = total / max(n, 1)
+        loss = total / torch.as_tensor(n).clamp_min(1)
         if self.balancing is not None and is_balanced:
-            loss = loss + self.balancing.part(self._routing_of(model, output, batch))
+            loss = loss + self.balancing.part(self._routing_of(model, output, inputs))
         return loss
 
     def routing(self, model: Any, batch: Batch) -> Routing:
-        inputs = {name: tensor.to(model.device) for name, tensor in batch.items() if name != "labels"}
+        inputs = {name: to_device(tensor, model.device) for name, tensor in batch.items() if name != "labels"}
         output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
         return self._routing_of(model, output, inputs)
 

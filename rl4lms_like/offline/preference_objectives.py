@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from rl4lms_like.algorithms import preference_arguments as arguments
 from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch, padded
 from rl4lms_like.core.preference_losses import (
     bradley_terry_loss,
@@ -58,13 +59,18 @@ from rl4lms_like.training.resuming.states import weights_digest
 REFERENCE_FILE = "reference_log_probs.safetensors"
 """File in the run folder with the log-probs of all responses under the reference model."""
 _DIGESTS = "digests"
+LABELS = "is_desirable"
+"""Name of the labels of good and bad responses in a batch."""
 _FIELDS = ("prompt_ids", "prompt_mask", "prompt_rows", "response_ids", "response_mask")
 TINY = 1e-9
 
 Terms = tuple[Tensor, dict[str, Tensor]]
 """Loss of each row `[n]`, and numbers by the key under which their mean is logged."""
-Sums = dict[str, list[float]]
-"""Key -> sum and number of its values. Sums of several batches or processes can be added; their means cannot."""
+Sums = dict[str, list[Any]]
+"""Key -> sum and number of its values. Sums of several batches or processes can be added; their means cannot.
+
+In an optimizer step a sum is a tensor on the device; `as_numbers` reads all of them at its end.
+"""
 
 
 @dataclass(eq=False)
@@ -143,8 +149,8 @@ class PreferenceObjective(TrainingObjective):
             "margin": torch.tensor([row.get("margin", 0.0) for row in rows]),  # [n]
         }
         # Labels are of `kto` only; the reference's log-probs are missing while they are computed.
-        if "is_desirable" in rows[0]:
-            batch["is_desirable"] = torch.tensor([row["is_desirable"] for row in rows])  # [n]
+        if LABELS in rows[0]:
+            batch[LABELS] = torch.tensor([row["is_desirable"] for row in rows])  # [n]
         if "ref_log_prob" in rows[0]:
             batch["ref_log_prob"] = torch.tensor([row["ref_log_prob"] for row in rows])  # [n, 2]
         return batch
@@ -162,16 +168,15 @@ class PreferenceObjective(TrainingObjective):
 
     def episodes(self, batch: Batch, column: int | None = None) -> EpisodeBatch:
         """Return both responses of each row as episodes, or only the first or second ones."""
-        device = self.reader.model.device
         n = self.n_rows(batch)
         rows = slice(None) if column is None else slice(column * n, (column + 1) * n)
-        fields = {name: batch[name][rows].to(device) for name in _FIELDS}
+        fields = {name: batch[name][rows] for name in _FIELDS}
 
         # How a response ended has no effect on scores; the flag only has to be there.
         terminated = fields["response_mask"][:, 0]
         episodes = EpisodeBatch(**fields, terminated=terminated, prompt_side=self.reader.prompt_side)
         # The padding of a batch is that of its longest response, which may not be among these.
-        return episodes.trimmed()
+        return episodes.trimmed().to(self.reader.model.device)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context in which scores are computed."""
@@ -179,12 +184,14 @@ class PreferenceObjective(TrainingObjective):
         return nullcontext() if self.dtype is None else torch.autocast(device, dtype=self.dtype)
 
     def _scored(self, batch: Batch) -> tuple[Tensor, Batch]:
-        """Return the scores of a batch, and the batch on the model's device."""
-        batch = {name: tensor.to(self.reader.model.device) for name, tensor in batch.items()}
+        """Return the scores of a batch in main memory, and the batch on the model's device, without its labels."""
         with self.autocast():
             scores = self.scores(batch)
         # The losses are computed in float32, also if the model is not.
-        return scores.float(), batch
+        moved = {name: to_device(tensor, self.reader.model.device) for name, tensor in batch.items()}
+        if LABELS in batch:
+            moved[LABELS] = batch[LABELS]  # stay in main memory: positions of good rows are found there
+        return scores.float(), moved
 
     def _batches(self, rows: Sequence[Row]) -> Iterator[dict[str, Tensor]]:
         for start in range(0, len(rows), self.eval_batch_size):
@@ -215,13 +222,14 @@ class PreferenceObjective(TrainingObjective):
         return record.routing
 
     def end_step(self) -> None:
-        for sums in self.ranks.gather(self._sums_of_step):
+        for sums in self.ranks.gather(as_numbers(self._sums_of_step)):
             self._sums = added(self._sums, sums)
         self._sums_of_step = {}
 
         # One number per step, which all processes have.
         if self.balancing is not None:
-            self._sums = added(self._sums, sums_of({f"{self.name}/{BALANCING_LOSS}": self.balancing.value}))
+            of_step = sums_of({f"{self.name}/{BALANCING_LOSS}": self.balancing.value})
+            self._sums = added(self._sums, as_numbers(of_step))
 
     def averages(self) -> dict[str, float]:
         sums = self._sums
@@ -256,7 +264,7 @@ class PreferenceObjective(TrainingObjective):
         total: Sums = {}
         all_scores: list[Tensor] = []
         all_lengths: list[Tensor] = []
-        for rank_sums, rank_scored in self.ranks.gather((sums, scored)):
+        for rank_sums, rank_scored in self.ranks.gather((as_numbers(sums), scored)):
             total = added(total, rank_sums)
             for scores, lengths in rank_scored:
                 all_scores.append(scores)
@@ -298,8 +306,16 @@ def prompt_lengths(batch: Batch) -> Tensor:
 
 
 def sums_of(numbers: Mapping[str, Tensor]) -> Sums:
-    """Return the sum and the number of the values of each key."""
-    return {key: [float(values.detach().double().sum()), values.numel()] for key, values in numbers.items()}
+    """Return the sum and the number of the values of each key; the sums are tensors on the device."""
+    return {key: [values.detach().double().sum(), values.numel()] for key, values in numbers.items()}
+
+
+def as_numbers(sums: Sums) -> Sums:
+    """Return the same sums and numbers, all sums read from the device at once."""
+    if not sums:
+        return {}
+    totals = torch.stack([total for total, _ in sums.values()]).tolist()
+    return {key: [total, n] for (key, (_, n)), total in zip(sums.items(), totals, strict=True)}
 
 
 def added(sums: Sums, others: Sums) -> Sums:
@@ -349,8 +365,10 @@ class RewardModel(PreferenceObjective):
         # A seq2seq classifier has more than a linear layer, so its own forward is used. Rows for it have empty prompts:
         # the response is the whole text, and a common beginning is not shared.
         if self.head is None:
-            mask = batch["response_mask"].long()
-            rewards = self.reader.model(input_ids=batch["response_ids"], attention_mask=mask).logits[:, 0]
+            device = self.reader.model.device
+            ids = to_device(batch["response_ids"], device)
+            mask = to_device(batch["response_mask"].long(), device)
+            rewards = self.reader.model(input_ids=ids, attention_mask=mask).logits[:, 0]
         else:
             rewards = self.head(self.reader.final_states(self.episodes(batch)))[:, 0]
         return in_columns(rewards)
@@ -578,7 +596,7 @@ class KTO(ReferenceObjective):
                 continue
             with self.autocast():
                 log_prob = self.log_probs(self.reader, self.episodes(own_batch, 1))
-            log_ratios.append(log_prob.float() - own_batch["ref_log_prob"][:, 1].to(log_prob.device))
+            log_ratios.append(log_prob.float() - to_device(own_batch["ref_log_prob"][:, 1], log_prob.device))
 
         # All processes have the same z0.
         of_all_ranks: list[Tensor] = []
@@ -590,18 +608,20 @@ class KTO(ReferenceObjective):
 
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         # weight (1 - sigmoid(beta (l - z0))) for good responses, weight (1 - sigmoid(beta (z0 - l))) for bad ones
-        is_good = batch["is_desirable"]
+        is_good = to_device(batch[LABELS], scores.device)
         log_ratio = scores[:, 0] - batch["ref_log_prob"][:, 0]
         weights = torch.where(is_good, self.arguments.desirable_weight, self.arguments.undesirable_weight)
         loss = weights * kto_loss(log_ratio, is_good, self.z0, self.arguments.beta)
 
         reward = self.arguments.beta * log_ratio.detach()
+        good = to_device(batch[LABELS].nonzero()[:, 0], scores.device)  # rows [n_good]
+        bad = to_device((~batch[LABELS]).nonzero()[:, 0], scores.device)
         return loss, {
-            "rewards/chosen": reward[is_good],
-            "rewards/rejected": reward[~is_good],
-            "logps/chosen": scores[is_good, 0],
-            "logps/rejected": scores[~is_good, 0],
-            REFERENCE_POINT: torch.as_tensor(self.z0).expand(len(reward)),
+            "rewards/chosen": reward[good],
+            "rewards/rejected": reward[bad],
+            "logps/chosen": scores[good, 0],
+            "logps/rejected": scores[bad, 0],
+            REFERENCE_POINT: torch.as_tensor(self.z0, device=reward.device).expand(len(reward)),
         }
 
 

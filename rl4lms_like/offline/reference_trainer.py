@@ -129,6 +129,9 @@ class ReferenceTrainer(Trainer):
         self.args.save_total_limit = None
         self.loads_best_model = bool(self.args.load_best_model_at_end)
 
+        # Batches stay in main memory: the objective plans its passes there, and moves what it needs (`to_device`).
+        self.accelerator.device_placement = False
+
         # The Trainer counts the items of a step only for models whose forward accepts the number; here, the objective
         # divides by it.
         self.model_accepts_loss_kwargs = True
@@ -149,6 +152,10 @@ class ReferenceTrainer(Trainer):
             resumed.load_random("random")
         return batches, n_items
 
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        # The Trainer would move them to the device here.
+        return inputs
+
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.n_learned = self.n_learned + self.objective.n_tokens(inputs)
         if self.ranks.size == 1:
@@ -163,7 +170,17 @@ class ReferenceTrainer(Trainer):
         if self.accelerator.sync_gradients:
             self.ranks.sum_gradients(model.parameters())
             self.objective.end_step()
+            self._require_finite_loss()
         return loss
+
+    def _require_finite_loss(self) -> None:
+        """Raise a `ModelError` if the loss of the optimizer step is not finite, before the step is taken."""
+        # The optimizer would write NaN to every weight. The weights are still those after the last finite loss. Once
+        # per optimizer step: in each micro-batch, the process would wait for the device.
+        loss = float(self.step_loss)
+        if not math.isfinite(loss):
+            text = f"the loss is {loss:g} in optimizer step {self.state.global_step + 1}, which is not taken"
+            raise ModelError(f"{text}. Lower {PATH}.learning_rate, or check the data")
 
     def _step_on_own_rows(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
         """Compute the gradient of this process's rows of a micro-batch; return the loss of all rows."""
@@ -182,15 +199,8 @@ class ReferenceTrainer(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Compute the loss of a micro-batch; raise a `ModelError` if it is not finite during training."""
-        # Read before the loss: an objective may compute it in evaluation mode.
-        is_training = model.training
+        """Compute the loss of a micro-batch."""
         loss = self.objective.loss(model, inputs, num_items_in_batch)
-
-        # The optimizer would write NaN to every weight. The weights are still those after the last finite loss.
-        if is_training and not torch.isfinite(loss):
-            text = f"the loss is {loss.item():g} in optimizer step {self.state.global_step + 1}, which is not taken"
-            raise ModelError(f"{text}. Lower {PATH}.learning_rate, or check the data")
         return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(
@@ -227,7 +237,7 @@ class ReferenceTrainer(Trainer):
 
         for inputs in dataloader:
             # Each process computes its rows, but counts the tokens of all rows, which every process has.
-            own_inputs = {name: tensor.to(self.args.device) for name, tensor in objective.own_rows(inputs).items()}
+            own_inputs = objective.own_rows(inputs)
             with self.compute_loss_context_manager(), blame_memory_errors_on("evaluation"):
                 if objective.n_rows(own_inputs):
                     # Divided by 1 item, it is a sum, so that a batch counts with the number of its tokens.

@@ -45,6 +45,8 @@ GENERATION_TYPES: dict[str, Any] = {
     "penalty_alpha": NonNegative,
     "length_penalty": float,
     "early_stopping": bool | Literal["never"],
+    "cache_implementation": Literal["dynamic", "dynamic_full", "static", "offloaded", "offloaded_static", "quantized"],
+    "max_cache_len": Count,
 }
 """Arguments of transformers' `generate` -> valid values; null means the default.
 
@@ -61,8 +63,10 @@ TRUNCATING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cut
 """Those that exclude tokens."""
 _OF_LENGTH = (
     *("do_sample", "use_cache", "max_new_tokens", "max_length", "num_beams", "num_beam_groups", "early_stopping"),
-    *("length_penalty", "post_processing_fn"),
+    *("length_penalty", "post_processing_fn", "max_cache_len"),
 )
+_EXACT_CACHES = ("dynamic", "dynamic_full", "static", "offloaded", "offloaded_static")
+"""Values of `cache_implementation` that do not change the sampled distribution; a quantized one does."""
 
 
 UNKNOWN_DISTRIBUTION = ("top_h", "watermarking_config", "prompt_lookup_num_tokens", "assistant_early_exit")
@@ -81,6 +85,8 @@ def samples_other_distribution(generation_kwargs: Mapping[str, Any]) -> bool:
     if any(generation_kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION):
         return False
     applied = {"top_k": 50, **generation_kwargs}
+    if applied.get("cache_implementation") in _EXACT_CACHES:
+        del applied["cache_implementation"]
     return any(value not in (None, NEUTRAL.get(key, 0)) for key, value in applied.items() if key not in _OF_LENGTH)
 
 

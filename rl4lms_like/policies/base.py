@@ -17,7 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -446,7 +446,7 @@ class LMActorCriticPolicy(BasePolicy):
         )
         logits = self.action_logits(episodes)  # [n_tokens, vocab]
         if arguments.get("min_new_tokens"):
-            n_before = episodes.action_mask.cumsum(dim=1)[episodes.action_mask] - 1  # tokens before each action
+            n_before = episodes.flat(episodes.action_mask.cumsum(dim=1)) - 1  # tokens before each action
             is_too_early = (n_before < arguments["min_new_tokens"]).unsqueeze(1)
             is_end = torch.zeros_like(logits[:1], dtype=torch.bool)
             is_end[:, list(eos_token_ids)] = True
@@ -545,7 +545,7 @@ class LMActorCriticPolicy(BasePolicy):
             return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
 
         # The KL is that of the full distributions, so the reference is not masked.
-        unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
+        unmasked = episodes.without_masks().to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
             ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
         return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)

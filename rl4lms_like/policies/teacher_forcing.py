@@ -266,7 +266,7 @@ class CausalReader(EpisodeReader):
         self._takes_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def states(self, episodes: EpisodeBatch) -> Tensor:
-        return self._hidden(episodes, drop_last=True)[episodes.action_mask]
+        return episodes.flat(self._hidden(episodes, drop_last=True))
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
         # The prompt's last position is column 0, so the last token of a response of k tokens is in column k.
@@ -275,7 +275,7 @@ class CausalReader(EpisodeReader):
 
     def logits(self, episodes: EpisodeBatch) -> Tensor:
         logits = self._from_prompt_end(episodes, self._last_logits, drop_last=True)
-        return logits[episodes.action_mask].float()
+        return episodes.flat(logits).float()
 
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
         """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
@@ -333,7 +333,7 @@ class CausalReader(EpisodeReader):
             cache = PromptCache()
             cached = {"past_key_values": cache, "use_cache": True}
             prompts = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
-            n_responses = torch.bincount(rows, minlength=len(firsts))  # [u]
+            n_responses = rows.new_zeros(len(firsts)).index_add(0, rows, torch.ones_like(rows))  # [u]
             weights = episodes.prompt_mask[firsts] * n_responses[:, None]
             outputs = forward(prompts | cached, 1, weights).index_select(0, rows)
 
@@ -402,7 +402,7 @@ class Seq2SeqReader(EpisodeReader):
     def states(self, episodes: EpisodeBatch) -> Tensor:
         # The last token is an action, but chooses none.
         decoder_ids = self._shifted(episodes)[:, :-1]
-        return self._hidden(episodes, decoder_ids)[episodes.action_mask]
+        return episodes.flat(self._hidden(episodes, decoder_ids))
 
     def final_states(self, episodes: EpisodeBatch) -> Tensor:
         # Column 0 is the start token, so the last token of a response of k tokens is in column k.
@@ -422,7 +422,7 @@ class Seq2SeqReader(EpisodeReader):
             decoder_input_ids=self._shifted(episodes)[:, :-1],
             use_cache=False,
         )
-        return output.logits[episodes.action_mask].float()
+        return episodes.flat(output.logits).float()
 
     def _shifted(self, episodes: EpisodeBatch) -> Tensor:
         """Return the decoder's input, the response after the start token `[n, 1 + response_len]`."""

@@ -9,7 +9,7 @@ With it, unmodified Stable-Baselines3 algorithms can train a language model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
@@ -19,6 +19,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rl4lms_like.core.advantages import generalized_advantages, length_adaptive_lambda
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch, pack_episodes
 
 SORTING_WINDOW = 4
@@ -59,7 +60,7 @@ class Minibatch(NamedTuple):
     nll_weights: Tensor | None = None
     fraction_in_band: Tensor | None = None
 
-    def select(self, index: Tensor) -> Minibatch:
+    def select(self, index: Tensor | Sequence[int]) -> Minibatch:
         """Return some of the episodes, in the order of the index `[k]`, with their flat fields."""
         tokens = self.observations.token_index(index)  # positions in flat fields
         return Minibatch(
@@ -206,7 +207,7 @@ class EpisodeBuffer:
         Raises:
             ValueError: a field does not have one entry per action, or an episode has no actions.
         """
-        if not bool((episodes.lengths > 0).all()):
+        if not bool((episodes.layout.lengths > 0).all()):
             raise ValueError("an episode has no actions: all of its tokens come from the environment")
         flat_fields = {"rewards": rewards, "values": values, "log_probs": log_probs}
         if kl is not None:
@@ -219,14 +220,16 @@ class EpisodeBuffer:
             last_values = torch.zeros(episodes.n_episodes)
         if episode_rewards is None:
             episode_rewards = episodes.pad(rewards).sum(dim=1)  # [n]
+        lengths = episodes.lengths.to(episode_rewards.device)
+        of_actions = episode_rewards.repeat_interleave(lengths, output_size=episodes.n_tokens)
         added = AddedEpisodes(
             episodes=episodes.to(self.device),
-            rewards=rewards.to(self.device, self.dtype),
-            values=values.to(self.device, self.dtype),
-            log_probs=log_probs.to(self.device, self.dtype),
-            episode_rewards=episode_rewards.repeat_interleave(episodes.lengths).to(self.device, self.dtype),
-            last_values=last_values.to(self.device, self.dtype),
-            kl=None if kl is None else kl.to(self.device, self.dtype),
+            rewards=to_device(rewards, self.device, self.dtype),
+            values=to_device(values, self.device, self.dtype),
+            log_probs=to_device(log_probs, self.device, self.dtype),
+            episode_rewards=to_device(of_actions, self.device, self.dtype),
+            last_values=to_device(last_values, self.device, self.dtype),
+            kl=None if kl is None else to_device(kl, self.device, self.dtype),
         )
         self._added.append(added)
         self.n_tokens += episodes.n_tokens
@@ -269,16 +272,15 @@ class EpisodeBuffer:
     ) -> tuple[Tensor, Tensor]:
         """Return advantages and returns `[n_tokens]`, the first two arguments being `[n_tokens]` too."""
         assert self.episodes is not None
-        mask = self.episodes.action_mask  # [n_episodes, response_len]
         advantages, returns = generalized_advantages(
             self.episodes.pad(rewards),
             self.episodes.pad(values),
-            mask,
+            self.episodes.action_mask,
             gamma=self.gamma,
             gae_lambda=gae_lambda,
             last_values=last_values,
         )
-        return advantages[mask], returns[mask]
+        return self.episodes.flat(advantages), self.episodes.flat(returns)
 
     def get(self, batch_size: int | None = None, minibatch_episodes: int | None = None) -> Iterator[Minibatch]:
         """Iterate once over the episodes in a new random order.
@@ -291,13 +293,13 @@ class EpisodeBuffer:
         if minibatch_episodes is not None:
             minibatches = self._draw_minibatches([1] * self.episodes.n_episodes, minibatch_episodes)
         elif batch_size is not None:
-            minibatches = self._draw_minibatches(self.episodes.response_lengths.tolist(), batch_size)
+            minibatches = self._draw_minibatches(self.episodes.layout.response_lengths.tolist(), batch_size)
         else:
             minibatches = [list(range(self.episodes.n_episodes))]
         for rows in minibatches:
-            yield self.samples(torch.tensor(rows, device=self.device))
+            yield self.samples(rows)
 
-    def samples(self, episodes: Tensor) -> Minibatch:
+    def samples(self, episodes: Tensor | Sequence[int]) -> Minibatch:
         """Return the episodes of these rows `[k]` and their fields; all actions have weight 1."""
         assert self.episodes is not None
         flat = self._known_fields()
@@ -330,7 +332,8 @@ class EpisodeBuffer:
             batch_size: of a minibatch, in the same unit.
         """
         assert self.episodes is not None
-        rows = self.episodes.group_ids if self.keeps_groups else self.episodes.prompt_rows
+        layout = self.episodes.layout
+        rows = layout.group_ids if self.keeps_groups else layout.prompt_rows
         units = self.episodes.together(rows)
         order = []
         for unit in self._rng.permutation(len(units)):
@@ -339,7 +342,7 @@ class EpisodeBuffer:
             return pack_episodes(sizes, order, batch_size, rows, keeps_groups=self.keeps_groups)
 
         # A unit is sorted by its longest episode: that is the width to which the others are padded.
-        lengths = self.episodes.response_lengths.tolist()
+        lengths = layout.response_lengths.tolist()
         longest = {}
         for episodes in units:
             for episode in episodes:
@@ -375,7 +378,7 @@ class EpisodeBuffer:
     def load_rollout(self, rollout: Mapping[str, Tensor], prompt_side: Literal["left", "right"]) -> None:
         """Restore the tensors returned by `rollout`; prompts are padded on `prompt_side`."""
         self.reset()
-        tensors = {name: tensor.to(self.device) for name, tensor in rollout.items()}
+        tensors = {name: to_device(tensor, self.device) for name, tensor in rollout.items()}
         episode_fields: dict[str, Any] = {name: tensors.get(name) for name in _EPISODE_FIELDS}
         # Without a reference there is no `kl`.
         token_fields: dict[str, Any] = {name: tensors.get(name) for name in _TOKEN_FIELDS}

@@ -27,6 +27,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, own_batches
 from rl4lms_like.core.seeding import SeedStream, derived_seed
 from rl4lms_like.envs.stepping import play_by_stepping
@@ -299,14 +300,14 @@ class RolloutCollector:
             # Groups with equal rewards have advantages of 0: they would only make the update smaller (DAPO, arXiv
             # 2503.14476, section 3.2).
             if factor is not None:
-                index = batch.groups_differ().nonzero().squeeze(1)
+                index = batch.groups_differ().nonzero().squeeze(1).tolist()
                 if not len(index):
                     continue
                 batch = batch.select(index)
 
             # Surplus groups are dropped: a rollout has exactly `n_episodes` episodes, which are whole groups.
             if n_episodes is not None and n_kept + batch.episodes.n_episodes > n_episodes:
-                batch = batch.select(torch.arange(n_episodes - n_kept, device=batch.rewards.device))
+                batch = batch.select(range(n_episodes - n_kept))
             kept.append(batch)
             n_kept += batch.episodes.n_tokens if n_episodes is None else batch.episodes.n_episodes
         self.next_rollout.drop_rest()
@@ -362,8 +363,8 @@ class RolloutCollector:
         device = episodes.response_ids.device
         reward_parts = {}
         for name, part in played.parts.items():
-            reward_parts[name] = torch.as_tensor(part, dtype=torch.float32).to(device)
-        rewards = torch.as_tensor(played.total, dtype=torch.float32).to(device)
+            reward_parts[name] = to_device(torch.as_tensor(part, dtype=torch.float32), device)
+        rewards = to_device(torch.as_tensor(played.total, dtype=torch.float32), device)
         return RolloutBatch(episodes, rewards, reward_parts, drawn.sample_ids)
 
     def draw_prompts(self) -> DrawnBatch:
@@ -409,8 +410,10 @@ class RolloutCollector:
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*scored, strict=True)))
 
         # A number that is not finite would spread from one token to all advantages, and from there to the weights.
-        for name, field in scores._asdict().items():
-            if not bool(torch.isfinite(field).all()):
+        fields = scores._asdict()
+        are_finite = torch.stack([torch.isfinite(field).all() for field in fields.values()]).tolist()
+        for (name, field), is_finite in zip(fields.items(), are_finite, strict=True):
+            if not is_finite:
                 raise ModelError(
                     f"{int((~torch.isfinite(field)).sum())} of {len(field)} tokens of a rollout have a {name} that is "
                     f"not finite: the policy has diverged (lower alg.args.learning_rate or raise kl_div.coeff)"
@@ -425,7 +428,6 @@ class RolloutCollector:
         """
 
         def of_this_process() -> list[T]:
-            device = episodes.response_ids.device
             limits = PassLimits(self.options.score_batch_size, shares_prompts=self.policy.shares_prompts)
             batches = own_batches(episodes, limits, self.ranks, in_step=self.policy.is_sharded)
             if batches and len(batches[0]) == episodes.n_episodes:
@@ -434,7 +436,7 @@ class RolloutCollector:
             # An empty batch is a pass that only keeps step with the other processes: its result does not count.
             results = []
             for rows in batches:
-                result = compute(episodes.select(torch.tensor(rows or [0], device=device)))
+                result = compute(episodes.select(rows or [0]))
                 if rows:
                     results.append(result)
             return results

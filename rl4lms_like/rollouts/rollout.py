@@ -106,14 +106,14 @@ class RolloutBatch:
         assert self.episodes.group_ids is not None
         return rewards_differ(self.episode_sums(self.rewards), self.episodes.group_ids)
 
-    def select(self, index: Tensor) -> RolloutBatch:
+    def select(self, index: Tensor | Sequence[int]) -> RolloutBatch:
         """Return some of the episodes, in the order of the index `[k]`, before they are scored."""
         tokens = self.episodes.token_index(index)  # positions in flat fields
         return RolloutBatch(
             self.episodes.select(index),
             self.rewards[tokens],
             {name: part[tokens] for name, part in self.reward_parts.items()},
-            [self.sample_ids[row] for row in index.tolist()],
+            [self.sample_ids[int(row)] for row in index],
         )
 
     @staticmethod
@@ -265,16 +265,18 @@ def rollout_statistics(
         kl_rewards: the KL's part of each batch's rewards; None without a reference, whose KL is then not logged.
         has_critic: False leaves out the values, which are then zeros.
     """
-    info: dict[str, float] = {}
+    means: dict[str, Tensor] = {}
     for name, values in _series(rollout, kl_rewards, has_critic).items():
         # A part of the reward may have left out some episodes; they do not count in its mean.
         if name.startswith("reward/"):
             values = values[~values.isnan()]
             if not len(values):
                 continue
-        info[f"rollout_info/{name}"] = float(values.double().mean())
-        info[f"rollout_info/{name}_std"] = float(values.double().std(unbiased=False))
+        means[f"rollout_info/{name}"] = values.double().mean()
+        means[f"rollout_info/{name}_std"] = values.double().std(unbiased=False)
 
+    # All are read from the device at once.
+    info: dict[str, float] = dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True))
     terminated = torch.cat([batch.episodes.terminated for batch in rollout.batches])
     info["rollout_info/n_episodes"] = len(terminated)
     info["rollout_info/n_tokens"] = sum(len(batch.rewards) for batch in rollout.batches)

@@ -455,6 +455,17 @@ def test_what_should_be_known_is_noticed(run):
     assert parse_config(run).alg.args["normalize_advantage"] is True
 
 
+def test_a_static_cache_needs_a_length_to_be_compiled_once(run):
+    run["alg"]["policy"]["args"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "max_new_tokens": 20}
+    kwargs = run["alg"]["policy"]["args"]["generation_kwargs"]
+    before = notices(run)
+    kwargs["cache_implementation"] = "static"
+    (path,) = notices(run).keys() - before.keys()
+    assert path == "alg.policy.args.generation_kwargs.max_cache_len"
+    kwargs["max_cache_len"] = 50
+    assert notices(run) == before
+
+
 @pytest.mark.parametrize(
     ("kl_div", "noticed"),
     [

@@ -1,6 +1,7 @@
 """Padding is invisible, packing is a partition within budget, flat and padded are two views of the same numbers."""
 
 import itertools
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -232,3 +233,33 @@ def test_processes_share_out_all_episodes_and_make_equally_many_passes_in_step(
         assert len({len(passes) for passes in of_all}) == 1
     else:
         assert all(group for passes in of_all for group in passes)
+
+
+@given(lengths, st.data())
+def test_a_layout_is_that_of_the_tensors_whatever_was_selected(lengths, data):
+    n = len(lengths)
+    flags = st.lists(st.booleans(), min_size=max(lengths), max_size=max(lengths))
+    observed = torch.tensor([data.draw(flags) for _ in lengths])
+    observed[:, 0] = False  # every episode has an action
+    numbers = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n)))
+    batch = replace(episodes_of_lengths(lengths), observed=observed, group_ids=numbers, prompt_rows=numbers)
+
+    # A part of a part has a layout that was never read from its own tensors.
+    rows = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=9))
+    part = batch.select(rows).select(torch.arange(len(rows) - 1, -1, -1)).without_masks()
+    layout = part.layout
+    assert torch.equal(layout.prompt_lengths, part.prompt_mask.sum(dim=1))
+    assert torch.equal(layout.response_lengths, part.response_mask.sum(dim=1))
+    assert torch.equal(layout.action_mask, part.response_mask & ~part.observed)
+    assert torch.equal(layout.group_ids, part.group_ids) and torch.equal(layout.prompt_rows, part.prompt_rows)
+    assert layout.n_actions == part.n_tokens == int(part.lengths.sum())
+    assert torch.equal(part.actions, part.response_ids[part.action_mask])
+
+
+def test_other_masks_and_another_process_have_no_layout_of_before():
+    batch = episodes_of_lengths([2, 4])
+    assert batch.layout.n_actions == 6
+    shorter = replace(batch, response_mask=batch.response_mask & (torch.arange(4) < 1))
+    assert shorter.n_tokens == 2 and shorter.actions.tolist() == batch.response_ids[:, 0].tolist()
+    restored = pickle.loads(pickle.dumps(batch))
+    assert "layout" not in vars(restored) and restored.n_tokens == 6

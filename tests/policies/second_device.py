@@ -34,6 +34,22 @@ class SecondTensor(torch.Tensor):
     inner: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @property
+    def data(self) -> torch.Tensor:
+        return SecondTensor(self.inner)
+
+    @data.setter
+    def data(self, values: torch.Tensor) -> None:
+        self.inner = inner_of(values)  # torch's own would not replace it
+
+    def tolist(self) -> Any:
+        return self.cpu().tolist()  # torch refuses it for subclasses
+
+    def numpy(self, *, force: bool = False) -> Any:
+        if not force:
+            raise TypeError("can't convert a tensor of the second device to numpy: use Tensor.cpu()")
+        return self.cpu().numpy()
+
     @staticmethod
     def __new__(cls, inner: torch.Tensor) -> SecondTensor:
         layout = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
@@ -80,6 +96,18 @@ def empty_strided(size, stride, *, dtype=None, layout=None, device=None, pin_mem
     return SecondTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
+def arange(*limits, dtype=None, layout=None, device=None, pin_memory=None) -> torch.Tensor:
+    return SecondTensor(torch.arange(*limits, dtype=dtype))  # torch's own resizes an empty tensor, not its wrapper
+
+
+KERNELS = {
+    "empty.memory_format": empty,
+    "empty_strided": empty_strided,
+    "_copy_from": copy,
+    "arange": arange,
+    "arange.start": arange,
+    "arange.start_step": arange,
+}
 LIBRARY = torch.library.Library("aten", "IMPL")  # its kernels are there as long as it is
 
 
@@ -87,5 +115,5 @@ def register() -> None:
     """Make the device one of this process, until it ends."""
     _setup_privateuseone_for_python_backend("second", backend_module=Backend())
     torch.__future__.set_swap_module_params_on_conversion(True)  # weights stay tied when a module moves to it
-    for name, kernel in {"empty.memory_format": empty, "empty_strided": empty_strided, "_copy_from": copy}.items():
+    for name, kernel in KERNELS.items():
         LIBRARY.impl(name, kernel, "PrivateUse1")

@@ -15,6 +15,7 @@ VERSION = f"transformers {transformers.__version__}"
 
 OVERRIDDEN = {
     "_save_checkpoint": "the Trainer would write its own checkpoints, with pickles, into the final folder",
+    "_prepare_inputs": "the Trainer would move batches to the device, and to plan passes the process would wait for it",
     "_load_from_checkpoint": "the Trainer would load the model's files over the restored weights, and fail on adapters",
 }
 """Private methods that are overridden -> what would happen if they were not."""
