@@ -156,6 +156,19 @@ def token_scores(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: 
     return log_prob, entropy
 
 
+@torch.no_grad()
+def token_log_probs(hidden: Tensor, head: Head, actions: Tensor, *, logits_budget: int) -> Tensor:
+    """Compute the log-probs `[n_tokens]` of `token_scores` alone, with the same bytes and without gradients.
+
+    Without entropies there is no matrix of probabilities. Arguments are those of `token_scores`.
+    """
+    log_prob = hidden.new_empty(len(actions), dtype=torch.float32)
+    with torch.autocast(hidden.device.type, enabled=False):
+        for rows in _chunks(len(actions), _chunk_size(head, logits_budget)):
+            log_prob[rows] = _log_prob(head.logits(hidden[rows]), actions[rows])
+    return log_prob
+
+
 def masked_token_scores(
     hidden: Tensor, head: Head, actions: Tensor, allowed: Tensor, *, logits_budget: int
 ) -> MaskedScores:
@@ -236,7 +249,7 @@ def _scored(
     hidden: Tensor, head: Head, actions: Tensor, *, allowed: Tensor | None, logits_budget: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return log-prob, entropy and raw log-prob `[n_tokens]`, in chunks of as many tokens as the budget allows."""
-    chunk_size = max(logits_budget // head.weight.shape[0], 1)
+    chunk_size = _chunk_size(head, logits_budget)
     with torch.autocast(hidden.device.type, enabled=False):
         return _TokenScores.apply(
             hidden.float(), head.weight, head.bias, head.scale, head.onednn, actions, chunk_size, allowed
@@ -330,6 +343,11 @@ class _TokenScores(torch.autograd.Function):
                 product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _chunk_size(head: Head, logits_budget: int) -> int:
+    """Return the number of tokens whose logits fit into the budget, at least one."""
+    return max(logits_budget // head.weight.shape[0], 1)
 
 
 def _chunks(n_tokens: int, chunk_size: int) -> list[slice]:

@@ -552,7 +552,7 @@ class LMActorCriticPolicy(BasePolicy):
         # The KL is that of the full distributions, so the reference is not masked.
         unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
-            ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
+            ref_log_prob = self.ref_reader.log_probs(unmasked, logits_budget=self._logits_budget)
         return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
 
     @torch.no_grad()
