@@ -138,10 +138,10 @@ def scaling(axis: str, shapes: Sequence[Shape], results: Sequence[Mapping[str, A
 
 
 def profile(shape: Shape, system: Mapping[str, Any]) -> list[Table]:
-    """Seconds of each part of our iteration (medians), and torch's dearest operators in the warm-up iteration."""
+    """CPU seconds of each part of our iteration (medians), and torch's dearest operators in the warm-up iteration."""
     iterations = system["iterations"]
-    total = median(iteration["wall_s"] for iteration in iterations)
-    parts = Table(title=f"shape {shape.name}: where our iteration's {total:.2f} s go")
+    total = median(iteration["cpu_s"] for iteration in iterations)
+    parts = Table(title=f"shape {shape.name}: where our iteration's {total:.2f} CPU s go")
     for heading in ("part", "s", "share"):
         parts.add_column(heading, justify="left" if heading == "part" else "right")
     seconds = {

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks import workload
 from benchmarks.systems.worker import Worker
@@ -74,9 +74,13 @@ class BareLoop:
     ) -> None:
         self.shape = shape
         self.max_grad_norm = max_grad_norm
-        self.policy = AutoModelForCausalLM.from_pretrained(model)
-        self.reference = AutoModelForCausalLM.from_pretrained(model).requires_grad_(False)
-        self.critic = AutoModel.from_pretrained(model)
+        # GPT-2's activation as one operation, which this library has as a speedup: both loops do the same work.
+        config = AutoConfig.from_pretrained(model)
+        if getattr(config, "activation_function", None) == "gelu_new":
+            config.activation_function = "gelu_pytorch_tanh"
+        self.policy = AutoModelForCausalLM.from_pretrained(model, config=config)
+        self.reference = AutoModelForCausalLM.from_pretrained(model, config=config).requires_grad_(False)
+        self.critic = AutoModel.from_pretrained(model, config=config)
         self.value_head = nn.Linear(shape.n_embd, 1)
         self.parameters = [*self.policy.parameters(), *self.critic.parameters(), *self.value_head.parameters()]
         self.optimizer = torch.optim.AdamW(self.parameters, lr=learning_rate, fused=True)

@@ -58,6 +58,7 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
         policy_kwargs={
             "model_name": worker.model,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
+            "speedups": worker.job.get("speedups", {}),
             **adapters,
         },
         kl_controller=FixedKLController(workload.KL_COEF, placement="loss" if is_grpo else "reward"),
@@ -77,13 +78,14 @@ def main() -> None:
     worker = Worker()
     algorithm = make_algorithm(worker)
     watch = UpdateWatch(worker, algorithm.policy.policy_model.base_model, algorithm.policy.optimizer)
-    parts = watch_parts(algorithm) if worker.job.get("profile") else None
+    is_profiled = worker.job.get("profile", False)
+    parts = watch_parts(algorithm) if is_profiled or worker.job.get("parts") else None
     worker.ready("stable_baselines3", "rl4lms_like")
     iteration = 0
     while worker.next_iteration():
         watch.restart()
         tokens_before = algorithm.num_timesteps
-        with operators(wanted=parts is not None and iteration == 0) as extras:
+        with operators(wanted=is_profiled and iteration == 0) as extras:
             algorithm.learn_iteration(iteration, FOREVER)
             algorithm.logger.dump(step=algorithm.num_timesteps)
         if parts is not None:

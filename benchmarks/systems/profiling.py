@@ -1,4 +1,4 @@
-"""Seconds of each part of our iteration: methods are timed where they are called, everything else is "other".
+"""CPU seconds of each part of our iteration: methods are timed where they are called, everything else is "other".
 
     rollout   generate · play · score (policy + value + reference)
     update    forward · backward · clip · optimizer step
@@ -48,7 +48,7 @@ def operators(*, wanted: bool) -> Iterator[dict[str, Any]]:
 
 
 class Parts:
-    """Seconds by part since the last `take`."""
+    """CPU seconds by part since the last `take`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -62,11 +62,11 @@ class Parts:
             if self._inside is not None:
                 return call(*args, **kwargs)
             self._inside = part
-            start = time.perf_counter()
+            start = time.process_time()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+                self.seconds[part] = self.seconds.get(part, 0.0) + time.process_time() - start
                 self._inside = None
 
         return timed_call

@@ -38,6 +38,7 @@ from rl4lms_like.policies.arguments import (
     PolicyArguments,
     samples_other_distribution,
 )
+from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
@@ -116,6 +117,10 @@ class LMActorCriticPolicy(BasePolicy):
             keep_freed_memory()
         self._load(use_reference)
         self._check_vocabulary()
+        computes_eagerly = torch.device(device).type == "cpu" and not sharded and not self.arguments.compile
+        for network in (self.policy_model, self.value_model, self.ref_model):
+            if network is not None:
+                speed_up(network, self.arguments.used_speedups, computes_eagerly=computes_eagerly)
 
         # Weights are split before they are moved: a whole model may not fit on the device of one process. The parts of
         # each block then go there one block at a time.
@@ -547,7 +552,7 @@ class LMActorCriticPolicy(BasePolicy):
         # The KL is that of the full distributions, so the reference is not masked.
         unmasked = episodes.without_masks().to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
-            ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
+            ref_log_prob = self.ref_reader.log_probs(unmasked, logits_budget=self._logits_budget)
         return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
 
     @torch.no_grad()

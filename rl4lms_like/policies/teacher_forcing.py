@@ -39,8 +39,10 @@ from rl4lms_like.core.token_scores import (
     masked_scores_of_logits,
     masked_token_scores,
     scores_of_logits,
+    token_log_probs,
     token_scores,
 )
+from rl4lms_like.policies.faster_layers import OneDNNLinear
 from rl4lms_like.policies.routing import RoutingRecord, balancing_coefficient, experts_per_token
 from rl4lms_like.policies.sharding import ShardedNetwork
 from rl4lms_like.system.errors import ModelError
@@ -183,6 +185,18 @@ class EpisodeReader(ABC):
             return ActionScores(*scores, states=states)
         log_prob, entropy = token_scores(states, head, actions, logits_budget=logits_budget)
         return ActionScores(log_prob, entropy, log_prob, states=states)
+
+    @torch.no_grad()
+    def log_probs(self, episodes: EpisodeBatch, *, logits_budget: int) -> Tensor:
+        """Compute the log-probs of `scores` alone for episodes without masks, without gradients.
+
+        A reference needs no more.
+        """
+        assert episodes.allowed is None
+        if self.head_scale is None:
+            return self.scores(episodes, logits_budget=logits_budget).log_prob
+        head = current_head(self.model, self.head_scale)
+        return token_log_probs(self.states(episodes), head, episodes.actions, logits_budget=logits_budget)
 
     def action_logits(self, episodes: EpisodeBatch) -> Tensor:
         """Return the logits `[n_tokens, vocab]` that `scores` uses, float32, twice differentiable."""
@@ -522,7 +536,7 @@ def current_head(model: PreTrainedModel, scale: float) -> Head:
     if logits_bias is not None:
         logits_bias = logits_bias.reshape(-1)
         bias = logits_bias if bias is None else bias + logits_bias
-    return Head(layer.weight, bias, scale)
+    return Head(layer.weight, bias, scale, onednn=isinstance(layer, OneDNNLinear))
 
 
 def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> float | None:

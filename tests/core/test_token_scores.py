@@ -10,6 +10,7 @@ from rl4lms_like.core.token_scores import (
     masked_scores_of_logits,
     masked_token_scores,
     scores_of_logits,
+    token_log_probs,
     token_scores,
 )
 
@@ -46,6 +47,17 @@ def test_equals_plain_autograd_in_value_and_gradient(with_bias, scale, budget, u
         torch.autograd.grad(total(got), leaves), torch.autograd.grad(total(expected), leaves), strict=True
     ):
         torch.testing.assert_close(mine, theirs, atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("budget", [17 * 100, 17 * 4, 1])
+def test_log_probs_alone_have_the_same_bytes(with_bias, budget):
+    hidden, weight, bias, actions, _ = inputs(with_bias)
+    head = Head(weight, bias, scale=0.4)
+    log_prob, _ = token_scores(hidden, head, actions, logits_budget=budget)
+    alone = token_log_probs(hidden, head, actions, logits_budget=budget)
+    assert torch.equal(alone, log_prob.detach())
+    assert not alone.requires_grad
 
 
 def test_huge_logits_stay_finite():
