@@ -31,9 +31,12 @@ class Speedups(Block):
     Args:
         keep_freed_memory: on processors under Linux, let the C library reuse freed memory instead of returning it to
             the system, which would clear each large tensor's pages again. The numbers stay the same.
+        merged_adapters: with `peft`, compute with copies of the adapted weights into which the adapters are merged, in
+            generation, scoring and updates. Needs memory for these copies.
     """
 
     keep_freed_memory: bool = True
+    merged_adapters: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:
