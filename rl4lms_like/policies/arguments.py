@@ -364,7 +364,7 @@ class PolicyArguments(Block):
 
     @property
     def merges_adapters(self) -> bool:
-        """True if adapters are merged for forward passes, unless the weights are split over several processes."""
+        """True if adapters are merged for forward passes."""
         return self.peft is not None and self.used_speedups.merged_adapters and not self.merging_obstacle
 
     @property

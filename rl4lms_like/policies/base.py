@@ -41,7 +41,7 @@ from rl4lms_like.policies.arguments import (
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
-from rl4lms_like.policies.merged_adapters import MergedAdapters
+from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.parity import (
     check_parity,
     check_sharing,
@@ -129,7 +129,7 @@ class LMActorCriticPolicy(BasePolicy):
 
         # For their passes only: what is saved, and what an optimizer changes, are the adapters.
         self._merged: dict[EpisodeReader, MergedAdapters] = {}
-        if self.arguments.merges_adapters and not sharded:
+        if self.arguments.merges_adapters:
             for reader in (self.reader, self.value_reader):
                 if reader is not None:
                     self._merged[reader] = MergedAdapters(reader.model)
@@ -381,6 +381,31 @@ class LMActorCriticPolicy(BasePolicy):
         """
         merged_adapters = self._merged.get(reader or self.reader)
         return nullcontext() if merged_adapters is None else merged_adapters.in_use()
+
+    @property
+    def merges_adapters(self) -> bool:
+        """True if passes are computed with merged adapters."""
+        return bool(self._merged)
+
+    @torch.no_grad()
+    def merged_gap(self, episodes: EpisodeBatch) -> float:
+        """Return the largest difference of log-probs of actions with merged and with separate adapters, in nats.
+
+        Raises:
+            ModelError: it is more than rounding.
+        """
+        merged_log_prob = self.action_scores(episodes).log_prob
+        log_prob = self.reader.scores(episodes, logits_budget=self._logits_budget).log_prob
+        gap = float((merged_log_prob - log_prob).abs().max())
+
+        # `not <=` instead of `>`: NaN is an error too.
+        if not gap <= TOLERANCE:
+            raise ModelError(
+                f"log-probs with merged adapters differ by {gap:.3g} nats from those with separate ones, and rounding "
+                f"explains at most {TOLERANCE}: set alg.policy.args.speedups.merged_adapters: false. The run can be "
+                f"resumed with --change alg.policy.args.speedups.merged_adapters=false"
+            )
+        return gap
 
     # --- generation ---------------------------------------------------------------------------------------------
 

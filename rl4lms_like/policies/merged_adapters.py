@@ -7,7 +7,8 @@
 
 M is a copy: the frozen weight W stays as it is, because reference and critic share it. Before each pass, the adapters
 are compared with those of the last merge in all of their numbers, so it does not matter what has changed them: an
-optimizer (fused ones leave torch's version counter as it is), a checkpoint, an average, or a search along a line.
+optimizer (fused ones leave torch's version counter as it is), a checkpoint, an average, or a search along a line. As a
+check of this, some log-probs are compared with PEFT's every `CHECK_EVERY` iterations.
 """
 
 from __future__ import annotations
@@ -28,6 +29,12 @@ from rl4lms_like.system.errors import import_extra
 
 NAME = "default"
 """PEFT's default adapter name."""
+CHECK_EVERY = 10
+"""Iterations from one comparison with separate adapters to the next one."""
+N_COMPARED = 4
+"""Responses that are compared, at most; those of the first prompt."""
+TOLERANCE = 0.01
+"""Largest difference of log-probs that can be rounding, in nats; in float32 it is about 1e-5."""
 
 
 class MergedAdapters:

@@ -12,6 +12,7 @@ from rl4lms_like.config.run_config import AverageConfig
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.policies.merged_adapters import MergedAdapters, mergeable_layers
+from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from rl4lms_like.training.averages import average_of
 from tests.builders import MASKABLE, POLICIES, episodes_of_lengths, make_policy
@@ -24,7 +25,7 @@ SEPARATE = {"speedups": {"merged_adapters": False}}
 FAMILIES = {"llama": "causal", "qwen2": "causal", "gemma2": "causal", "gpt2": "causal", "t5": "seq2seq"}
 LAYERS = {"llama": 14, "qwen2": 14, "gemma2": 14, "gpt2": 8, "t5": 32}
 """Number of linear layers of two blocks; T5's have an encoder and a decoder with two attentions, and gated products."""
-N_ITERATIONS = 2
+N_ITERATIONS = 2  # of the compared runs
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +298,50 @@ def test_a_graph_with_earlier_weights_is_not_differentiated_with_later_ones(chec
     log_probs(merged, episodes("causal"))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_stale_weight_is_found_by_the_comparison_with_separate_adapters(checkpoints, monkeypatch):
+    algorithm = grpo(checkpoints["llama"])
+    algorithm.learn_iteration(0, 4)
+    algorithm.learn_iteration(1, 4)
+    assert 0 < logged(algorithm, "rollout_info/merged_gap") < 1e-4
+
+    # As if the change of the adapters went unnoticed in all passes from here on.
+    monkeypatch.setattr(MergedAdapters, "refresh", lambda self: None)
+    changed(algorithm.policy)
+    with pytest.raises(ModelError, match=r"speedups\.merged_adapters: false"):
+        algorithm.policy.merged_gap(algorithm.rollout_buffer.episodes)
+
+
+def test_the_comparison_is_made_in_the_second_iteration_and_every_ten_from_there(checkpoints, monkeypatch):
+    compared, n_iterations = [], 13
+    algorithm = grpo(checkpoints["llama"])
+    merged_gap = algorithm.policy.merged_gap
+
+    def counted(batch):
+        compared.append((algorithm.n_iterations, batch.n_episodes))
+        return merged_gap(batch)
+
+    monkeypatch.setattr(algorithm.policy, "merged_gap", counted)
+    for iteration in range(n_iterations):
+        algorithm.learn_iteration(iteration, n_iterations)
+    assert compared == [(1, 4), (11, 4)]
+
+
+def test_without_merged_adapters_there_is_nothing_to_compare(checkpoints):
+    algorithm = grpo(checkpoints["llama"], **SEPARATE)
+    for iteration in range(2):
+        algorithm.learn_iteration(iteration, 2)
+    assert not algorithm.policy.merges_adapters
+    assert logged(algorithm, "rollout_info/merged_gap") is None
+
+
+def grpo(folder, **arguments):
+    return make_algorithm("grpo", "causal", folder, arguments=UPDATES["grpo"], peft=LORA, **arguments)
+
+
+def logged(algorithm, key):
+    return algorithm.logger.name_to_value.get(key)
 
 
 # --- nothing else changes ---------------------------------------------------------------------------------------------
