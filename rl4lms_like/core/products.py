@@ -1,0 +1,96 @@
+"""Product of many rows with a weight, by the faster of two libraries: x Wᵀ + b in float32 on processors.
+
+torch multiplies float32 matrices with MKL. On AMD processors with AVX-512, oneDNN's kernel takes 0.53 to 0.97 of its
+time if there are at least 256 rows and the weight has at least 512 x 512 numbers (docs/speedups.md); with fewer, the
+time until the kernel is chosen is not worth it. On other processors it was not measured, so MKL is kept. The choice
+depends on nothing but the shapes and the processor, so that the same run has the same bytes.
+
+Both sum the products of a row and a column in another order, so results differ by rounding.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+MIN_ROWS = 256
+"""Number of rows from which oneDNN's kernel is used."""
+MIN_WEIGHT = 2**18
+"""Number of numbers in a weight from which it is used."""
+
+
+@cache
+def why_mkl() -> str | None:
+    """Return why this machine keeps MKL for all products, or None if it uses oneDNN's kernel."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return f"torch {torch.__version__} was built without oneDNN's operator"
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return "the processor has no AVX-512"
+
+    # Of all processors with AVX-512, MKL chooses slower kernels for those of AMD.
+    cpuinfo = Path("/proc/cpuinfo")
+    is_amd = cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(encoding="utf-8", errors="replace")
+    return None if is_amd else "the processor is not one of AMD under Linux"
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute x Wᵀ + b, differentiable twice; `torch.nn.functional.linear` up to rounding.
+
+    Args:
+        x: `[..., d]`.
+        weight: `[m, d]`; may be the transpose of a contiguous matrix.
+        bias: `[m]` or None.
+
+    Returns:
+        `[..., m]`.
+
+    Examples:
+        >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5]))
+        tensor([[11.5000]])
+    """
+    if not _is_faster(x, weight):
+        return F.linear(x, weight, bias)
+    product: Tensor = _Linear.apply(x, weight, bias)
+    return product
+
+
+def _is_faster(x: Tensor, weight: Tensor) -> bool:
+    """Return whether oneDNN's kernel is used for x Wᵀ."""
+    if why_mkl() is not None or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+        return False
+    is_float32 = x.dtype == weight.dtype == torch.float32
+    return is_float32 and weight.numel() >= MIN_WEIGHT and x.numel() >= MIN_ROWS * x.shape[-1]
+
+
+class _Linear(torch.autograd.Function):
+    """x Wᵀ + b by oneDNN's operator, which has no gradients of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return product
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = gradients  # [..., m]
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad
+        flat_grad = grad.reshape(-1, grad.shape[-1])  # [n, m]
+
+        # dL/dx = dL/dy W
+        grad_x = linear(grad, weight.t()) if needs_x else None
+
+        # dL/dW = (dL/dy)ᵀ x, where oneDNN is not faster than MKL. A gradient with the layout of its weight is stored
+        # as it is; one with another layout would be copied.
+        grad_weight = None
+        if needs_weight:
+            flat_x = x.reshape(-1, x.shape[-1])  # [n, d]
+            grad_weight = flat_grad.t() @ flat_x if weight.is_contiguous() else (flat_x.t() @ flat_grad).t()
+        grad_bias = flat_grad.sum(dim=0) if needs_bias else None
+        return grad_x, grad_weight, grad_bias
