@@ -128,11 +128,11 @@ class LMActorCriticPolicy(BasePolicy):
         self.to(device)
 
         # For their passes only: what is saved, and what an optimizer changes, are the adapters.
-        self._merged: dict[EpisodeReader, MergedAdapters] = {}
+        self.merged_adapters: dict[EpisodeReader, MergedAdapters] = {}
         if self.arguments.merges_adapters:
             for reader in (self.reader, self.value_reader):
                 if reader is not None:
-                    self._merged[reader] = MergedAdapters(reader.model)
+                    self.merged_adapters[reader] = MergedAdapters(reader.model)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
         # exception in them means that the family has an interface which is not supported.
@@ -379,13 +379,8 @@ class LMActorCriticPolicy(BasePolicy):
 
         Such a pass can be differentiated once.
         """
-        merged_adapters = self._merged.get(reader or self.reader)
-        return nullcontext() if merged_adapters is None else merged_adapters.in_use()
-
-    @property
-    def merges_adapters(self) -> bool:
-        """True if passes are computed with merged adapters."""
-        return bool(self._merged)
+        adapters = self.merged_adapters.get(reader or self.reader)
+        return nullcontext() if adapters is None else adapters.in_use()
 
     @torch.no_grad()
     def merged_gap(self, episodes: EpisodeBatch) -> float:

@@ -13,7 +13,7 @@ check of this, some log-probs are compared with PEFT's every `CHECK_EVERY` itera
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rl4lms_like.core.products import linear
 from rl4lms_like.system.errors import import_extra
 
 NAME = "default"
@@ -36,6 +36,9 @@ N_COMPARED = 4
 TOLERANCE = 0.01
 """Largest difference of log-probs that can be rounding, in nats; in float32 it is about 1e-5."""
 
+Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""Function that computes x Wᵀ + b of x, W and b, such as `torch.nn.functional.linear`."""
+
 
 class MergedAdapters:
     """Merged weights of a model with adapters.
@@ -44,10 +47,12 @@ class MergedAdapters:
 
     Args:
         model: a model with adapters; outside of `in_use`, it is not changed.
+        product: computes the products with merged weights.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, product: Product = linear) -> None:
         self.layers = mergeable_layers(model)
+        self.product = product
         self.weights: list[Tensor] = []
         """Merged weight of each layer `[out, in]`."""
 
@@ -68,7 +73,7 @@ class MergedAdapters:
         self.refresh()
         self._is_in_use = True
         for layer, weight in zip(self.layers, self.weights, strict=True):
-            layer.forward = partial(_merged_forward, layer, weight)
+            layer.forward = partial(_merged_forward, layer, weight, self.product)
         try:
             yield
         finally:
@@ -128,13 +133,14 @@ def _rows(layer: Any) -> Tensor:
     return weight.T if isinstance(base, Conv1D) else weight
 
 
-def _merged_forward(layer: Any, weight: Tensor, inputs: Tensor) -> Tensor:
+def _merged_forward(layer: Any, weight: Tensor, product: Product, inputs: Tensor) -> Tensor:
     """Return the output `[..., out]` of a layer for inputs `[..., in]`."""
     bias = layer.get_base_layer().bias
     if not torch.is_grad_enabled():
-        return functional.linear(inputs, weight, bias)
+        return product(inputs, weight, bias)
     down, up = _factors(layer)
-    outputs: Tensor = _MergedProduct.apply(inputs, weight, bias, down.weight, up.weight, layer.scaling[NAME])
+    scale = layer.scaling[NAME]
+    outputs: Tensor = _MergedProduct.apply(inputs, weight, bias, down.weight, up.weight, scale, product)
     return outputs
 
 
@@ -146,11 +152,19 @@ class _MergedProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
+        scale: float,
+        product: Product,
     ) -> Tensor:
         ctx.save_for_backward(inputs, weight, down, up)
         ctx.scale = scale
-        return functional.linear(inputs, weight, bias)
+        ctx.product = product
+        return product(inputs, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -162,9 +176,9 @@ class _MergedProduct(torch.autograd.Function):
         # The first layer's inputs, of frozen embeddings, need no gradient.
         of_inputs = of_down = of_up = None
         if ctx.needs_input_grad[0]:
-            of_inputs = (gradient @ weight).view_as(inputs)
+            of_inputs = ctx.product(gradient, weight.T, None).view_as(inputs)
         if ctx.needs_input_grad[3]:
             of_down = (gradient @ up).mul_(ctx.scale).T @ rows
         if ctx.needs_input_grad[4]:
             of_up = gradient.T @ (rows @ down.T).mul_(ctx.scale)
-        return of_inputs, None, None, of_down, of_up, None
+        return of_inputs, None, None, of_down, of_up, None, None

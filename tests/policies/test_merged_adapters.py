@@ -332,7 +332,7 @@ def test_without_merged_adapters_there_is_nothing_to_compare(checkpoints):
     algorithm = grpo(checkpoints["llama"], **SEPARATE)
     for iteration in range(2):
         algorithm.learn_iteration(iteration, 2)
-    assert not algorithm.policy.merges_adapters
+    assert not algorithm.policy.merged_adapters
     assert logged(algorithm, "rollout_info/merged_gap") is None
 
 
@@ -365,6 +365,18 @@ def test_outside_of_a_pass_the_model_is_peft_s(checkpoints, tmp_path):
         policy.save_model(tmp_path / name, tokenizer)
     for file in (tmp_path / "merged").iterdir():
         assert file.read_bytes() == (tmp_path / "separate" / file.name).read_bytes()
+
+
+def test_a_saved_algorithm_continues_with_the_same_numbers(checkpoints, tmp_path):
+    algorithm = grpo(checkpoints["llama"])
+    algorithm.learn_iteration(0, 2)
+    algorithm.save(tmp_path / "saved.zip")
+    again = type(algorithm).load(tmp_path / "saved.zip", device="cpu")
+    assert again.policy.merged_adapters
+    batch = episodes("causal")
+    assert torch.equal(log_probs(again.policy, batch), log_probs(algorithm.policy, batch))
+    for name, gradient in gradients(algorithm.policy, batch).items():
+        assert torch.equal(gradients(again.policy, batch)[name], gradient)
 
 
 def test_after_an_exception_the_model_is_peft_s(checkpoints):
