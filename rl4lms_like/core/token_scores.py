@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from rl4lms_like.core.products import linear
 from rl4lms_like.core.token_masks import unpack
 
 NEVER = -1e30
@@ -38,16 +39,19 @@ class Head:
         weight: `[vocab, d]`.
         bias: `[vocab]` or None.
         scale: factor on the product (`d ** -0.5` for T5 with tied embeddings).
+        onednn: compute the product by `core.products.linear`.
     """
 
     weight: Tensor
     bias: Tensor | None = None
     scale: float = 1.0
+    onednn: bool = False
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits `[..., vocab]` in float32."""
         # z = scale h Wᵀ + b, in place: one matrix `[..., vocab]` only
-        logits = F.linear(hidden.float(), self.weight.float())
+        product = linear if self.onednn else F.linear
+        logits = product(hidden.float(), self.weight.float())
         if self.scale != 1.0:
             logits.mul_(self.scale)
         if self.bias is not None:
@@ -234,7 +238,9 @@ def _scored(
     """Return log-prob, entropy and raw log-prob `[n_tokens]`, in chunks of as many tokens as the budget allows."""
     chunk_size = max(logits_budget // head.weight.shape[0], 1)
     with torch.autocast(hidden.device.type, enabled=False):
-        return _TokenScores.apply(hidden.float(), head.weight, head.bias, head.scale, actions, chunk_size, allowed)
+        return _TokenScores.apply(
+            hidden.float(), head.weight, head.bias, head.scale, head.onednn, actions, chunk_size, allowed
+        )
 
 
 class _TokenScores(torch.autograd.Function):
@@ -247,11 +253,12 @@ class _TokenScores(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         scale: float,
+        onednn: bool,
         actions: Tensor,
         chunk_size: int,
         allowed: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        head = Head(weight, bias, scale)
+        head = Head(weight, bias, scale, onednn)
         n_tokens = len(actions)
         log_prob = hidden.new_empty(n_tokens, dtype=torch.float32)
         entropy = hidden.new_empty(n_tokens, dtype=torch.float32)
@@ -271,6 +278,7 @@ class _TokenScores(torch.autograd.Function):
 
         ctx.save_for_backward(hidden, weight, bias, actions, entropy, allowed)
         ctx.scale = scale
+        ctx.onednn = onednn
         ctx.chunk_size = chunk_size
         ctx.stores_probs = stores_probs
 
@@ -287,7 +295,7 @@ class _TokenScores(torch.autograd.Function):
         if ctx.stores_probs and ctx.probs is None:
             raise RuntimeError("token_scores: the graph was freed by its first backward pass")
 
-        head = Head(weight, bias, ctx.scale)
+        head = Head(weight, bias, ctx.scale, ctx.onednn)
 
         # dL/dh [n_tokens, d]; dL/dW [vocab, d] and dL/db [vocab] are sums over the chunks. With one chunk, dL/dW is its
         # product itself: a matrix of zeros to add it to would take as much memory as the head.
@@ -321,7 +329,7 @@ class _TokenScores(torch.autograd.Function):
             if needs_weight:
                 product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _chunks(n_tokens: int, chunk_size: int) -> list[slice]:

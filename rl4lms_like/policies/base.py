@@ -26,10 +26,12 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
+from rl4lms_like.core.products import linear
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
@@ -38,6 +40,7 @@ from rl4lms_like.policies.arguments import (
     PolicyArguments,
     samples_other_distribution,
 )
+from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
@@ -117,6 +120,10 @@ class LMActorCriticPolicy(BasePolicy):
             keep_freed_memory()
         self._load(use_reference)
         self._check_vocabulary()
+        computes_eagerly = torch.device(device).type == "cpu" and not sharded and not self.arguments.compile
+        for network in (self.policy_model, self.value_model, self.ref_model):
+            if network is not None:
+                speed_up(network, self.arguments.used_speedups, computes_eagerly=computes_eagerly)
 
         # Weights are split before they are moved: a whole model may not fit on the device of one process. The parts of
         # each block then go there one block at a time.
@@ -128,11 +135,12 @@ class LMActorCriticPolicy(BasePolicy):
         self.to(device)
 
         # For their passes only: what is saved, and what an optimizer changes, are the adapters.
+        product = linear if self.arguments.used_speedups.onednn else functional.linear
         self.merged_adapters: dict[EpisodeReader, MergedAdapters] = {}
         if self.arguments.merges_adapters:
             for reader in (self.reader, self.value_reader):
                 if reader is not None:
-                    self.merged_adapters[reader] = MergedAdapters(reader.model)
+                    self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
         # exception in them means that the family has an interface which is not supported.

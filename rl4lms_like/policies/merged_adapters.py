@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rl4lms_like.core.products import linear
 from rl4lms_like.system.errors import import_extra
 
 NAME = "default"
@@ -50,7 +50,7 @@ class MergedAdapters:
         product: computes the products with merged weights.
     """
 
-    def __init__(self, model: PreTrainedModel, *, product: Product = linear) -> None:
+    def __init__(self, model: PreTrainedModel, *, product: Product = functional.linear) -> None:
         self.layers = mergeable_layers(model)
         self.product = product
         self.weights: list[Tensor] = []
@@ -114,7 +114,8 @@ def mergeable_layers(model: nn.Module) -> list[Any]:
     layers = []
     layer: Any
     for layer in model.modules():
-        if type(layer) is not lora.Linear or type(layer.base_layer) not in (nn.Linear, Conv1D):
+        # PEFT has other classes for other kinds of layers, such as quantised ones.
+        if type(layer) is not lora.Linear or not isinstance(layer.base_layer, nn.Linear | Conv1D):
             continue
         if isinstance(layer.lora_dropout[NAME], nn.Identity) and not layer.lora_variant:
             layers.append(layer)

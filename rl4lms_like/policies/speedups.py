@@ -31,11 +31,18 @@ class Speedups(Block):
     Args:
         keep_freed_memory: on processors under Linux, let the C library reuse freed memory instead of returning it to
             the system, which would clear each large tensor's pages again. The numbers stay the same.
+        fused_activations: compute the activation `gelu_new` of GPT-2 and others as one operation.
+        onednn: on AMD processors with AVX-512, multiply many rows by oneDNN's float32 kernel instead of MKL's.
+        grouped_attention: on processors, read the keys and values of grouped-query attention without copying them for
+            each head.
         merged_adapters: with `peft`, compute with copies of the adapted weights into which the adapters are merged, in
             generation, scoring and updates. Needs memory for these copies.
     """
 
     keep_freed_memory: bool = True
+    fused_activations: bool = True
+    onednn: bool = True
+    grouped_attention: bool = True
     merged_adapters: bool = True
 
 

@@ -41,6 +41,7 @@ from rl4lms_like.core.token_scores import (
     scores_of_logits,
     token_scores,
 )
+from rl4lms_like.policies.faster_layers import OneDNNLinear
 from rl4lms_like.policies.routing import RoutingRecord, balancing_coefficient, experts_per_token
 from rl4lms_like.policies.sharding import ShardedNetwork
 from rl4lms_like.system.errors import ModelError
@@ -522,7 +523,7 @@ def current_head(model: PreTrainedModel, scale: float) -> Head:
     if logits_bias is not None:
         logits_bias = logits_bias.reshape(-1)
         bias = logits_bias if bias is None else bias + logits_bias
-    return Head(layer.weight, bias, scale)
+    return Head(layer.weight, bias, scale, onednn=isinstance(layer, OneDNNLinear))
 
 
 def linear_head_scale(model: PreTrainedModel, hidden: Tensor, logits: Tensor) -> float | None:
