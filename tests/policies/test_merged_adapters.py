@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rl4lms_like.config.run_config import AverageConfig
+from rl4lms_like.core import products
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.policies.merged_adapters import MergedAdapters, mergeable_layers
@@ -119,6 +120,27 @@ def test_scores_and_gradients_are_those_of_separate_adapters(family, groups):
     for name, gradient in theirs.items():
         assert float(gradient.norm()) > 0
         assert float((mine[name] - gradient).norm()) <= 1e-4 * float(gradient.norm()), name
+
+
+@pytest.mark.skipif(products.why_mkl() is not None, reason=str(products.why_mkl()))
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_merged_products_by_onednn(checkpoints, name, monkeypatch):
+    monkeypatch.setattr(products, "MIN_ROWS", 1)
+    monkeypatch.setattr(products, "MIN_WEIGHT", 1)
+    merged, _ = pair("causal", checkpoints[name], use_reference=False, critic="none")
+    off = {"speedups": dict.fromkeys(merged.arguments.used_speedups.__dataclass_fields__, False)}
+    plain = make_policy("causal", checkpoints[name], peft=LORA, use_reference=False, critic="none", **off)
+    plain.load_state_dict(merged.state_dict())
+
+    with torch.profiler.profile() as profile:
+        mine = gradients(merged, episodes("causal"))
+    for key, gradient in gradients(plain, episodes("causal")).items():
+        assert float((mine[key] - gradient).norm()) <= 1e-4 * float(gradient.norm()), key
+
+    # One product a layer in each direction, without a gradient of the first layers' inputs; and those of the head.
+    counts = {event.key: event.count for event in profile.key_averages()}
+    n_first = 3 if name == "llama" else 1
+    assert counts["mkldnn::_linear_pointwise"] >= 2 * LAYERS[name] - n_first
 
 
 def test_generated_texts_are_those_of_separate_adapters(family):
