@@ -42,6 +42,7 @@ from rl4lms_like.core.objective import LossAggregation, Objective, action_weight
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.policies.arguments import shared_arguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
+from rl4lms_like.policies.merged_adapters import CHECK_EVERY, N_COMPARED
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.sharding import whole
 from rl4lms_like.rollouts.buffer import EpisodeBuffer, Minibatch
@@ -726,7 +727,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             self._use(env)
             for _ in self.pretrain_critic():
                 pass
-        return super().collect_rollouts(env, *args, **kwargs)
+        is_continued = super().collect_rollouts(env, *args, **kwargs)
+
+        # Not in the first iteration, in which adapters still add nothing.
+        if self.policy.arguments.merges_adapters and self.n_iterations % CHECK_EVERY == 1:
+            self._compare_merged_adapters()
+        return is_continued
+
+    def _compare_merged_adapters(self) -> None:
+        """Log how far log-probs with merged adapters differ from those without, in some responses of the rollout."""
+        episodes = self.rollout_buffer.episodes
+        assert episodes is not None
+        n_responses = min(self.rollout_options.group_size, N_COMPARED)
+        some = episodes.select(torch.arange(n_responses, device=episodes.response_ids.device)).trimmed()
+        self.logger.record("rollout_info/merged_gap", self.policy.merged_gap(some))
 
     @property
     def has_sampled(self) -> bool:

@@ -495,6 +495,13 @@ def reference_without_kl(policy: PolicyArguments, kl_div: KLConfig) -> Notices:
             yield Notice(f"alg.policy.args.{key}", message)
 
 
+def separate_adapters(policy: PolicyArguments) -> Notices:
+    """Report adapters that are not merged for forward passes because of another setting."""
+    if policy.peft is not None and policy.used_speedups.merged_adapters and policy.merging_obstacle:
+        message = f"no effect: with {policy.merging_obstacle}, adapters stay separate"
+        yield Notice("alg.policy.args.speedups.merged_adapters", message)
+
+
 def kl_settings_without_effect(kl_div: KLConfig) -> Notices:
     """Report a coefficient above its limit, and settings of a controller that the run does not have."""
     if kl_div.max_coeff is not None and kl_div.coeff > kl_div.max_coeff:
@@ -650,6 +657,7 @@ def default_learning_rate(alg: Algorithm) -> Notices:
 NOTICES: tuple[Rule, ...] = (
     split_weights_of_one_process,
     reference_without_kl,
+    separate_adapters,
     kl_settings_without_effect,
     keys_without_effect,
     sampling_of_rollouts,

@@ -16,6 +16,7 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
+    merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     average        4 per trained parameter, with `bias_power` 12 (`train_evaluation.average`)
     TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
                    the trained parameters; no optimizer state for the policy
@@ -60,6 +61,7 @@ from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
+from rl4lms_like.policies.merged_adapters import mergeable_layers
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.teacher_forcing import PromptCache
 from rl4lms_like.system.disk import with_home
@@ -164,9 +166,10 @@ class MemoryEstimate:
     def advice(self) -> str:
         """Settings that need less memory, as the end of a sentence."""
         critic = "critic: shared, " if self.parts.get("critic weights") else ""
+        merged = "speedups: {merged_adapters: false}, " if self.parts.get("merged weights") else ""
         return (
             "a smaller alg.args.micro_batch_size, "
-            f"{critic}gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
+            f"{critic}{merged}gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
         )
 
 
@@ -232,6 +235,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         f"{role} weights": int(bytes_per_weight * n_reference),
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "averaged weights": FLOAT * _n_averages(config) * policy.trained,
+        "merged weights": FLOAT * _n_merged(policy, critic.network),
     }
 
     def of_responses(*, shortest: bool) -> MemoryEstimate:
@@ -459,6 +463,13 @@ def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_refe
     return n
 
 
+def _n_merged(policy: NetworkShapes, critic: NetworkShapes | None) -> int:
+    """Return the number of weights into which the adapters of policy and critic are merged."""
+    if not policy.arguments.merges_adapters:
+        return 0
+    return policy.mergeable + (0 if critic is None else critic.mergeable)
+
+
 def _n_averages(config: RunConfig | SupervisedConfig) -> int:
     """Return how many copies of the trained weights their average needs."""
     average = config.train_evaluation.average
@@ -522,6 +533,11 @@ class NetworkShapes:
         # `parameters` of a module has tied weights once.
         self.parameters = n_weights(model.parameters())
         self.trained = n_weights(model.parameters(), only_trained=True)
+
+        # Of the base, in the layers whose adapters can be merged.
+        self.mergeable = 0
+        if arguments.peft is not None:
+            self.mergeable = n_weights(layer.base_layer.weight for layer in mergeable_layers(model))
 
         # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
         modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]

@@ -350,6 +350,30 @@ class PolicyArguments(Block):
         return Speedups(**self.speedups)
 
     @property
+    def merging_obstacle(self) -> str:
+        """Setting with which merged adapters would not compute what separate ones do; empty if there is none."""
+        peft = self.peft or {}
+
+        # In 8 bits, W + s B A would lose most of a small change of W.
+        if self.dtype == "bfloat16":
+            return "dtype: bfloat16"
+        # The passes that are repeated by the backward pass, and torch's compiled ones, are those of the model.
+        if self.gradient_checkpointing:
+            return "gradient_checkpointing: true"
+        if self.compile:
+            return "compile: true"
+        if peft.get("use_dora"):
+            return "peft.use_dora: true"
+        if self.dropout and peft.get("lora_dropout"):
+            return "dropout: true and peft.lora_dropout"
+        return ""
+
+    @property
+    def merges_adapters(self) -> bool:
+        """True if adapters are merged for forward passes."""
+        return self.peft is not None and self.used_speedups.merged_adapters and not self.merging_obstacle
+
+    @property
     def kl_model(self) -> str | None:
         """Name of the model to which the KL is measured; None is the initial policy."""
         return self.reference_model if self.teacher_model is None else self.teacher_model

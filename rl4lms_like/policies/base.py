@@ -26,10 +26,12 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import Schedule
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
+from rl4lms_like.core.products import linear
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
@@ -42,6 +44,7 @@ from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
+from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.parity import (
     check_parity,
     check_sharing,
@@ -130,6 +133,14 @@ class LMActorCriticPolicy(BasePolicy):
             readers = (self.reader, self.value_reader, self.ref_reader)
             self._sharded = [reader.split_weights(mesh) for reader in readers if reader is not None]
         self.to(device)
+
+        # For their passes only: what is saved, and what an optimizer changes, are the adapters.
+        product = linear if self.arguments.used_speedups.onednn else functional.linear
+        self.merged_adapters: dict[EpisodeReader, MergedAdapters] = {}
+        if self.arguments.merges_adapters:
+            for reader in (self.reader, self.value_reader):
+                if reader is not None:
+                    self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
         # exception in them means that the family has an interface which is not supported.
@@ -371,6 +382,34 @@ class LMActorCriticPolicy(BasePolicy):
         device = (reader or self.reader).device
         return torch.autocast(device.type, dtype=torch.bfloat16)
 
+    def merging(self, reader: EpisodeReader | None = None) -> AbstractContextManager[None]:
+        """Compute passes of a reader (default: the policy's) with merged adapters within the block, if it has any.
+
+        Such a pass can be differentiated once.
+        """
+        adapters = self.merged_adapters.get(reader or self.reader)
+        return nullcontext() if adapters is None else adapters.in_use()
+
+    @torch.no_grad()
+    def merged_gap(self, episodes: EpisodeBatch) -> float:
+        """Return the largest difference of log-probs of actions with merged and with separate adapters, in nats.
+
+        Raises:
+            ModelError: it is more than rounding.
+        """
+        merged_log_prob = self.action_scores(episodes).log_prob
+        log_prob = self.reader.scores(episodes, logits_budget=self._logits_budget).log_prob
+        gap = float((merged_log_prob - log_prob).abs().max())
+
+        # `not <=` instead of `>`: NaN is an error too.
+        if not gap <= TOLERANCE:
+            raise ModelError(
+                f"log-probs with merged adapters differ by {gap:.3g} nats from those with separate ones, and rounding "
+                f"explains at most {TOLERANCE}: set alg.policy.args.speedups.merged_adapters: false. The run can be "
+                f"resumed with --change alg.policy.args.speedups.merged_adapters=false"
+            )
+        return gap
+
     # --- generation ---------------------------------------------------------------------------------------------
 
     def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
@@ -407,12 +446,14 @@ class LMActorCriticPolicy(BasePolicy):
 
         # The policy's own generator was built with its arguments, an external engine without them.
         generate = self.generator.generate
+        merging = self.merging()
         if self.engine.external is not None:
             generate = self.engine.generate
+            merging = nullcontext()
             if generation_kwargs is None:
                 generation_kwargs = self.arguments.generation_kwargs
 
-        with self.gathered(to_generate=True):
+        with self.gathered(to_generate=True), merging:
             episodes = generate(
                 prompt_ids,
                 prompt_mask,
@@ -483,7 +524,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def action_scores(self, observations: EpisodeBatch) -> ActionScores:
         """Compute log-probs and entropies of all actions, with gradients; runs only the policy's network."""
-        with self._autocast():
+        with self._autocast(), self.merging():
             return self.reader.scores(observations, logits_budget=self._logits_budget)
 
     def predict_values(self, observations: EpisodeBatch) -> Tensor:
@@ -504,7 +545,7 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _states(self, reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
         """Return the hidden states of all actions `[n_tokens, d]`, on the reader's device."""
-        with self._autocast(reader):
+        with self._autocast(reader), self.merging(reader):
             return reader.states(episodes.to(reader.device))
 
     def reference_kl(self, observations: EpisodeBatch, scores: ActionScores, *, top_k: int | None = None) -> Tensor:
@@ -521,7 +562,7 @@ class LMActorCriticPolicy(BasePolicy):
         assert self.ref_reader is not None
 
         # The hidden states of `scores` have their graph, so that the policy's pass is not made again.
-        with self._autocast():
+        with self._autocast(), self.merging():
             policy = self.reader.distributions(observations, scores.states)
         with self._autocast(self.ref_reader), torch.no_grad():
             reference = self.ref_reader.distributions(observations.to(self.ref_reader.device))
@@ -561,12 +602,12 @@ class LMActorCriticPolicy(BasePolicy):
         if not self.has_critic:
             return torch.zeros(episodes.n_episodes, device=self.device)
         reader = self.value_reader or self.reader
-        with self._autocast(reader):
+        with self._autocast(reader), self.merging(reader):
             return self._value_of(reader.final_states(episodes.to(reader.device)))
 
     def _read(self, episodes: EpisodeBatch) -> tuple[Tensor, ActionScores]:
         """Return values and scores of all actions, from one forward pass each of critic and policy."""
-        with self._autocast():
+        with self._autocast(), self.merging():
             scores = self.reader.scores(episodes, logits_budget=self._logits_budget)
             if not self.has_critic:
                 return torch.zeros(episodes.n_tokens, device=self.device), scores

@@ -35,12 +35,15 @@ class Speedups(Block):
         onednn: on AMD processors with AVX-512, multiply many rows by oneDNN's float32 kernel instead of MKL's.
         grouped_attention: on processors, read the keys and values of grouped-query attention without copying them for
             each head.
+        merged_adapters: with `peft`, compute with copies of the adapted weights into which the adapters are merged, in
+            generation, scoring and updates. Needs memory for these copies.
     """
 
     keep_freed_memory: bool = True
     fused_activations: bool = True
     onednn: bool = True
     grouped_attention: bool = True
+    merged_adapters: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:

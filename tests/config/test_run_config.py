@@ -467,6 +467,27 @@ def test_a_static_cache_needs_a_length_to_be_compiled_once(run):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, ""),
+        ({"peft": {"r": 2, "lora_dropout": 0.1}}, ""),
+        ({"gradient_checkpointing": True, "peft": None}, ""),
+        ({"gradient_checkpointing": True, "speedups": {"merged_adapters": False}}, ""),
+        ({"gradient_checkpointing": True}, "gradient_checkpointing: true"),
+        ({"compile": True}, "compile: true"),
+        ({"dtype": "bfloat16"}, "dtype: bfloat16"),
+        ({"peft": {"r": 2, "use_dora": True}}, "peft.use_dora: true"),
+        ({"peft": {"r": 2, "lora_dropout": 0.1}, "dropout": True}, "dropout: true and peft.lora_dropout"),
+    ],
+)
+def test_adapters_that_stay_separate_are_noticed(run, arguments, reason):
+    run["alg"]["policy"]["args"] |= {"peft": {"r": 2}, **arguments}
+    path = "alg.policy.args.speedups.merged_adapters"
+    expected = f"no effect: with {reason}, adapters stay separate" if reason else None
+    assert notices(run).get(path) == expected
+
+
+@pytest.mark.parametrize(
     ("kl_div", "noticed"),
     [
         ({"max_coeff": 0.01}, {"coeff": "the run begins with 0.01"}),

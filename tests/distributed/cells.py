@@ -167,6 +167,15 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.kl_div.estimator": "full",
         },
     ),
+    "ppo_with_adapters": (
+        "gpt2",
+        {
+            **SEPARATE,
+            **MINIBATCHES,
+            "alg.args.micro_batch_size": 40,
+            f"{POLICY}.peft": {"target_modules": "all-linear"},
+        },
+    ),
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
 }
 """Name -> family of the model, and changes of `BASE`."""

@@ -28,7 +28,7 @@ from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.training.averages import WeightAverage
-from tests.builders import episodes_of_lengths
+from tests.builders import episodes_of_lengths, make_policy
 from tests.configs import run_blocks, supervised_blocks
 
 SMALL = {"vocab_size": 100, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -388,6 +388,25 @@ def test_averaged_weights_are_copies_of_the_trained_ones(average, n_copies, tiny
         real = sum(tensor.nbytes for tensor in WeightAverage(config.train_evaluation.average, model).tensors().values())
     n_bytes = 4 * n_copies * sum(weight.numel() for weight in model.parameters())
     assert estimate_memory(config).parts["averaged weights"] == real == n_bytes
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"critic": "shared"}, {"speedups": {"merged_adapters": False}}, {"peft": None}]
+)
+def test_merged_weights_are_those_of_a_policy(changes, tiny_gpt2_dir):
+    pytest.importorskip("peft")
+    blocks = run_blocks()
+    arguments = {"peft": {"r": 2, "target_modules": "all-linear"}, **changes}
+    blocks["alg"]["policy"]["args"] |= {"model_name": str(tiny_gpt2_dir), **arguments}
+    estimate = estimate_memory(parse_config(blocks))
+
+    policy = make_policy("causal", tiny_gpt2_dir, **arguments)
+    policy.evaluate_actions(episodes_of_lengths([3, 2]))
+    merged = sum(weight.nbytes for adapters in policy.merged_adapters.values() for weight in adapters.weights)
+    assert estimate.parts["merged weights"] == merged
+    is_merged = changes in ({}, {"critic": "shared"})
+    assert (merged > 0) == is_merged
+    assert ("merged_adapters: false" in estimate.advice) == is_merged
 
 
 def test_long_texts_in_every_step_need_more_than_the_responses(tiny_gpt2_dir):
