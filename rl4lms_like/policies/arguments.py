@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import AfterValidator
 
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.policies.speedups import SpeedupFields, Speedups
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -347,6 +348,17 @@ class PolicyArguments(Block):
     def kl_model(self) -> str | None:
         """Name of the model to which the KL is measured; None is the initial policy."""
         return self.reference_model if self.teacher_model is None else self.teacher_model
+
+    @property
+    def samples_policy(self) -> bool:
+        """True if the log-probs of the sampling are those of the policy's pass over a rollout, up to rounding.
+
+        Stop strings end responses, but do not change their distribution. In bfloat16, rounding is too coarse.
+        """
+        kwargs = {key: value for key, value in self.generation_kwargs.items() if key != STOP_STRINGS}
+        is_known = not self.is_greedy and not any(kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION)
+        is_exact = self.engine["id"] == OWN_ENGINE and self.dtype == "float32" and not self.dropout
+        return is_known and is_exact and not samples_other_distribution(kwargs)
 
     @property
     def is_ahead(self) -> bool:

@@ -459,6 +459,19 @@ class LMActorCriticPolicy(BasePolicy):
             logits = processor(episodes.response_ids, logits)
         return logits.log_softmax(dim=-1).gather(1, episodes.actions.unsqueeze(1)).squeeze(1)
 
+    @property
+    def uses_sampler_log_probs(self) -> bool:
+        """True if the log-probs of plain sampling replace the policy's pass over a rollout; see `score_sampled`."""
+        arguments = self.arguments
+
+        # A shared critic reads the states of this pass. A user's subclass may compute another distribution than the
+        # one that is sampled, and a maskable policy samples from a part of the vocabulary.
+        is_needed = self.has_critic and self.value_reader is None
+        computed = ("evaluate_actions", "action_scores", "score", "generate", "_read")
+        is_own = all(getattr(type(self), name) is getattr(LMActorCriticPolicy, name) for name in computed)
+        is_own = is_own and type(self.generator) is TextGenerator
+        return arguments.used_speedups.sampler_log_probs and arguments.samples_policy and is_own and not is_needed
+
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def evaluate_actions(
@@ -541,14 +554,30 @@ class LMActorCriticPolicy(BasePolicy):
             raw_log_prob = log_prob
         else:
             values, (log_prob, entropy, raw_log_prob, _) = self._read(episodes)
+        return EpisodeScores(values, log_prob, entropy, self._ref_log_prob(episodes, raw_log_prob), raw_log_prob)
+
+    @torch.no_grad()
+    def score_sampled(self, episodes: EpisodeBatch) -> EpisodeScores:
+        """Return what `score` returns, with log-probs and entropies that were recorded while sampling.
+
+        Values and the reference's log-probs need their passes; that of the policy itself is saved.
+        """
+        self.set_training_mode(False)
+        log_prob, entropy = episodes.behavior_log_prob, episodes.behavior_entropy
+        assert log_prob is not None and entropy is not None
+        values = self.predict_values(episodes)
+        return EpisodeScores(values, log_prob, entropy, self._ref_log_prob(episodes, log_prob), log_prob)
+
+    def _ref_log_prob(self, episodes: EpisodeBatch, raw_log_prob: Tensor) -> Tensor:
+        """Return the reference's log-prob of each action `[n_tokens]`; without a reference, that of the policy."""
         if self.ref_reader is None:
-            return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
+            return raw_log_prob
 
         # The KL is that of the full distributions, so the reference is not masked.
         unmasked = replace(episodes, allowed=None).to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
             ref_log_prob = self.ref_reader.scores(unmasked, logits_budget=self._logits_budget).log_prob
-        return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
+        return ref_log_prob.to(self.device)
 
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:

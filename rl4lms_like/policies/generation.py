@@ -205,10 +205,15 @@ class LogProbRecorder(LogitsProcessor):
     """Logits processor that records the log-probs of the sampled tokens and changes nothing; it must be the last one.
 
     The token of a step is known in the next one, so that only one distribution is stored at a time.
+
+    Args:
+        with_entropy: record the entropies of the distributions too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_entropy: bool = False) -> None:
+        self._with_entropy = with_entropy
         self._log_probs: list[Tensor] = []
+        self._entropies: list[Tensor] = []
         self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -216,14 +221,19 @@ class LogProbRecorder(LogitsProcessor):
         # The first call records nothing: the last token is still one of the prompt.
         self._record(input_ids[:, -1])
         self._last = scores.log_softmax(dim=-1)
+
+        # H = -Σ p log p of each row, as a batch of dot products: their sum needs no matrix of products.
+        if self._with_entropy:
+            probs = self._last.exp()
+            self._entropies.append(-torch.bmm(probs[:, None], self._last[:, :, None]).view(-1))
         return scores
 
     def _record(self, tokens: Tensor) -> None:
         if self._last is not None:
             self._log_probs.append(self._last.gather(1, tokens[:, None]).squeeze(1))
 
-    def recorded(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the log-probs of the episodes' actions `[n_tokens]`.
+    def recorded(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """Return the episodes with the log-probs of their actions, and their entropies if these are recorded.
 
         Raises:
             ModelError: generation was not token by token.
@@ -238,7 +248,9 @@ class LogProbRecorder(LogitsProcessor):
                 f"log-probs of {len(self._log_probs)} steps do not match responses of {episodes.response_ids.shape[1]} "
                 "tokens: remove other generation modes (assistants, prompt lookup) from generation_kwargs"
             )
-        return torch.stack(self._log_probs, dim=1)[episodes.response_mask]
+        log_prob = torch.stack(self._log_probs, dim=1)[episodes.response_mask]
+        entropy = torch.stack(self._entropies, dim=1)[episodes.response_mask] if self._with_entropy else None
+        return replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
 
 
 _WARPERS: dict[str, tuple[Callable[[Any], LogitsProcessor], float]] = {
@@ -401,6 +413,7 @@ class TextGenerator(GenerationEngine):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
         record_log_prob: bool = False,
+        record_entropy: bool = False,
         first_token_temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> EpisodeBatch:
@@ -415,6 +428,7 @@ class TextGenerator(GenerationEngine):
             seed: seed of the sampling; None uses torch's global generator.
             record_log_prob: store the log-probs of the distribution that is sampled from, after all processing by
                 `generate`, as the episodes' `behavior_log_prob`. Requires sampling without beams.
+            record_entropy: store its entropies too, as `behavior_entropy`. Requires `record_log_prob`.
             first_token_temperature: temperature of the first token (FIRE sampling, arXiv 2410.21236); default: that of
                 all tokens. Requires `record_log_prob`.
             tokenizer: decodes responses; required if the arguments have `stop_strings`.
@@ -459,9 +473,9 @@ class TextGenerator(GenerationEngine):
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
                 arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
-                recorder = LogProbRecorder()
+                recorder = LogProbRecorder(with_entropy=record_entropy)
                 episodes = self._episodes(ids, mask, arguments, [*warpers, recorder], stops=stops)
-                return replace(episodes, behavior_log_prob=recorder.recorded(episodes)).trimmed()
+                return recorder.recorded(episodes).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
             if "probability tensor contains" not in str(error):

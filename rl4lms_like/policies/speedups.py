@@ -31,9 +31,12 @@ class Speedups(Block):
     Args:
         keep_freed_memory: on processors under Linux, let the C library reuse freed memory instead of returning it to
             the system, which would clear each large tensor's pages again. The numbers stay the same.
+        sampler_log_probs: use the log-probs and entropies of the sampling in place of the policy's pass over a rollout,
+            where the policy's own distribution is sampled. The first ratio of each update checks them.
     """
 
     keep_freed_memory: bool = True
+    sampler_log_probs: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:
