@@ -615,7 +615,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     @property
     def _has_sampler_log_probs(self) -> bool:
         """True if the log-probs of the rollout were recorded while sampling."""
-        return self.collector is not None and self.collector.uses_sampler_log_probs and not self.is_off_policy
+        return self.collector is not None and self.collector.uses_sampler_log_probs
 
     # --- begin and end of an update ---------------------------------------------------------------------------------
 

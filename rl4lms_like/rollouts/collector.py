@@ -178,8 +178,8 @@ class RolloutCollector:
     @property
     def uses_sampler_log_probs(self) -> bool:
         """True if log-probs and entropies that are recorded while sampling replace the policy's pass."""
-        is_plain = self.options.first_token_temperature is None
-        return self.checks_ratio and is_plain and self.policy.uses_sampler_log_probs
+        is_sampled = self._replay is None and self.options.first_token_temperature is None
+        return self.checks_ratio and is_sampled and self.policy.uses_sampler_log_probs
 
     @property
     def is_off_policy(self) -> bool:
