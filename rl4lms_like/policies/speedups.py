@@ -31,9 +31,13 @@ class Speedups(Block):
     Args:
         keep_freed_memory: on processors under Linux, let the C library reuse freed memory instead of returning it to
             the system, which would clear each large tensor's pages again. The numbers stay the same.
+        fast_decoding: sample the responses of decoder-only models with a loop that writes keys and values into one
+            buffer, and finds a token with one random number. The distribution stays the same, the texts of a seed do
+            not. Other models and arguments (beams ...) use the steps of transformers' `generate`.
     """
 
     keep_freed_memory: bool = True
+    fast_decoding: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:
