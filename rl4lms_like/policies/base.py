@@ -42,6 +42,7 @@ from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.parity import (
+    check_decoding,
     check_parity,
     check_sharing,
     first_episodes,
@@ -262,6 +263,12 @@ class LMActorCriticPolicy(BasePolicy):
         for reader, name in checked:
             with reader.gathered():
                 check_parity(reader, name, in_bfloat16=in_bfloat16, never_written=excluded)
+
+        if arguments.used_speedups.fast_decoding:
+            with self.reader.gathered():
+                self.generator.uses_decode_loop = check_decoding(
+                    self.reader, arguments.model_name, in_bfloat16=in_bfloat16
+                )
 
         # With split weights, all prompts are computed for each response: a prompt that is computed once is a pass of
         # its own, which the other processes may not need, but would have to make.

@@ -3,6 +3,8 @@
     prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end
                                               token, or the token that completes a stop string
 
+Where arguments and model allow it, the steps of `generate` are those of `policies.decoding`, a faster loop.
+
 Used for rollouts and for all evaluations, of policies and of plain models. Settings of a checkpoint's own
 `generation_config` (a temperature, forced tokens, no-repeat rules) are not applied: the YAML file alone configures
 sampling. transformers' own defaults apply, so an unset `top_k` is 50.
@@ -41,9 +43,10 @@ from transformers.cache_utils import DynamicLayer
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids, response_mask_until_end
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
-from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
+from rl4lms_like.policies.decoding import Decoded, DecodeLoop
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 
@@ -305,6 +308,20 @@ def separate_warpers(
 
 _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
 """Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
+_DECODE_LOOP = {*_PLAIN_CACHE, "suppress_tokens"}
+"""Arguments of `generate` that `DecodeLoop` supports; others may have a value without effect."""
+
+
+def decodes_with_loop(arguments: Mapping[str, Any]) -> bool:
+    """Return whether `DecodeLoop` supports the arguments of `generate`.
+
+    Examples:
+        >>> decodes_with_loop({"do_sample": True, "top_p": 0.9}), decodes_with_loop({"num_beams": 4})
+        (True, False)
+    """
+    neutral = {**NO_EFFECT, "use_cache": True}
+    others = {key: value for key, value in arguments.items() if key not in _DECODE_LOOP}
+    return all(value in (None, neutral.get(key)) for key, value in others.items())
 
 
 def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache | None:
@@ -376,6 +393,8 @@ class TextGenerator(GenerationEngine):
     Attributes:
         shares_prompts: compute a prompt once for all of its responses, where the model and the arguments of `generate`
             allow it; policies set it by `parity.check_sharing`.
+        uses_decode_loop: sample with `DecodeLoop`, where the arguments of `generate` allow it; set to the result of
+            `parity.check_decoding`, with the speedup `fast_decoding`.
     """
 
     def __init__(
@@ -391,6 +410,7 @@ class TextGenerator(GenerationEngine):
         self.prompt_truncation_side = prompt_truncation_side
         self.bfloat16 = bfloat16
         self.shares_prompts = True
+        self.uses_decode_loop = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -467,15 +487,13 @@ class TextGenerator(GenerationEngine):
         self.model.eval()
         try:
             with plain_generation(self.model), seeded(seed, device), self._autocast():
-                if not record_log_prob:
-                    return self._episodes(ids, mask, arguments, stops=stops).trimmed()
-
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
-                arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
-                recorder = LogProbRecorder(with_entropy=record_entropy)
-                episodes = self._episodes(ids, mask, arguments, [*warpers, recorder], stops=stops)
-                return recorder.recorded(episodes).trimmed()
+                warpers: Sequence[LogitsProcessor] = ()
+                if record_log_prob:
+                    arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
+                recording = {"record_log_prob": record_log_prob, "record_entropy": record_entropy}
+                return self._episodes(ids, mask, arguments, warpers, stops=stops, **recording).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
             if "probability tensor contains" not in str(error):
@@ -492,6 +510,8 @@ class TextGenerator(GenerationEngine):
         processors: Sequence[LogitsProcessor] = (),
         *,
         stops: StopStrings | None,
+        record_log_prob: bool,
+        record_entropy: bool,
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
@@ -504,14 +524,24 @@ class TextGenerator(GenerationEngine):
             prompts = [[] for _ in ids] if self.is_encoder_decoder else real_ids(ids, mask)
             arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, prompts, start)])
 
-        # Equal prompts are computed once, unless an argument has an unknown effect on the cache (beams reorder it).
-        if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
-            cache = shared_prompt_cache(model, ids, mask)
-            if cache is not None:
-                arguments["past_key_values"] = cache
+        # The loop records by itself. Equal prompts are computed once, unless an argument has an unknown effect on the
+        # cache (beams reorder it).
+        recorder = None
+        if self.uses_decode_loop and decodes_with_loop(arguments):
+            arguments["custom_generate"] = DecodeLoop(
+                mask, shares_prompts=self.shares_prompts, with_entropy=record_entropy
+            )
+        else:
+            if record_log_prob:
+                recorder = LogProbRecorder(with_entropy=record_entropy)
+                processors = [*processors, recorder]
+            if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
+                cache = shared_prompt_cache(model, ids, mask)
+                if cache is not None:
+                    arguments["past_key_values"] = cache
 
         try:
-            sequences: Tensor = model.generate(
+            generated: Tensor | Decoded = model.generate(
                 input_ids=ids,
                 attention_mask=mask.long(),
                 logits_processor=LogitsProcessorList(processors),
@@ -522,13 +552,24 @@ class TextGenerator(GenerationEngine):
             raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
 
         # `generate` runs until the last response has ended; a response's columns after its end are cut off here.
-        response_ids = sequences[:, start:]  # [n, response_len]
+        response_ids = generated.response_ids if isinstance(generated, Decoded) else generated[:, start:]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         if stops is not None:
             response_mask, terminated = _until_stop_string(
                 response_ids, response_mask, terminated, stops=stops, prompts=prompts
             )
-        return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+
+        # The loop knows the log-probs of all tokens anyway. NaN in the weights makes all of them NaN.
+        if isinstance(generated, Decoded):
+            log_prob = generated.log_prob[response_mask]  # [n_tokens]
+            if not bool(log_prob.isfinite().all()):
+                raise ModelError("the policy has diverged: its token probabilities are invalid (NaN or infinite)")
+            entropy = None if generated.entropy is None else generated.entropy[response_mask]
+            if record_log_prob:
+                episodes = replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
+            return episodes
+        return episodes if recorder is None else recorder.recorded(episodes)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()
