@@ -297,6 +297,11 @@ class PolicyArguments(Block):
             `reference_model`. It has the policy's tokenizer and family, and can have another size or architecture.
         dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
             in float32.
+        generation_dtype: precision of linear layers while rollouts are generated; default: that of `dtype`. Another one
+            samples from another distribution than the one that is trained, which needs `importance_correction`.
+            Evaluations always use `dtype`.
+        reference_dtype: `bfloat16` stores the linear layers of the reference or the teacher in bfloat16, in half of the
+            memory, and multiplies with them in bfloat16.
         attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
             choice.
         gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
@@ -329,6 +334,8 @@ class PolicyArguments(Block):
     reference_device: str | None = None
     teacher_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    generation_dtype: Literal["float32", "bfloat16"] | None = None
+    reference_dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
     compile: bool = False
@@ -358,7 +365,13 @@ class PolicyArguments(Block):
         kwargs = {key: value for key, value in self.generation_kwargs.items() if key != STOP_STRINGS}
         is_known = not self.is_greedy and not any(kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION)
         is_exact = self.engine["id"] == OWN_ENGINE and self.dtype == "float32" and not self.dropout
+        is_exact = is_exact and not self.generates_in_other_dtype
         return is_known and is_exact and not samples_other_distribution(kwargs)
+
+    @property
+    def generates_in_other_dtype(self) -> bool:
+        """True if rollouts are generated with another precision than they are scored with."""
+        return self.generation_dtype not in (None, self.dtype)
 
     @property
     def is_ahead(self) -> bool:
@@ -425,6 +438,8 @@ class PolicyArguments(Block):
         if self.model_name == args.get("weights_dir"):
             message = "is the folder of the model, which would be overwritten; give another one"
             yield ConfigIssue("engine.args.weights_dir", message)
+        if self.generation_dtype is not None:
+            yield ConfigIssue("generation_dtype", f"is for the policy's own model; {id} has its own dtype, remove it")
         yield from unsupported_generation(id, self.generation_kwargs, "generation_kwargs")
 
     def family_issues(self, *, is_causal: bool) -> Iterator[ConfigIssue]:

@@ -256,13 +256,14 @@ class LMActorCriticPolicy(BasePolicy):
         in_bfloat16 = "flash" in (arguments.attn_implementation or "")  # kernels without float32 support
 
         # A reference without a checkpoint of its own is a copy of the policy, and needs no check.
-        checked = [(self.reader, arguments.model_name)]
+        checked = [(self.reader, arguments.model_name, in_bfloat16)]
+        is_rounded = in_bfloat16 or arguments.reference_dtype == "bfloat16"
         if self.ref_reader is not None and arguments.kl_model is not None:
-            checked.append((self.ref_reader, arguments.kl_model))
+            checked.append((self.ref_reader, arguments.kl_model, is_rounded))
         excluded = arguments.generation_kwargs.get("suppress_tokens") or ()
-        for reader, name in checked:
+        for reader, name, is_coarse in checked:
             with reader.gathered():
-                check_parity(reader, name, in_bfloat16=in_bfloat16, never_written=excluded)
+                check_parity(reader, name, in_bfloat16=is_coarse, never_written=excluded)
 
         if arguments.used_speedups.fast_decoding:
             with self.reader.gathered():
@@ -279,14 +280,15 @@ class LMActorCriticPolicy(BasePolicy):
         self.generator.shares_prompts = self.reader.shares_prompts
 
         # Copies of the policy share prompts as it does; another checkpoint may have another architecture.
-        others = ((self.value_reader, arguments.critic_model, False), (self.ref_reader, arguments.kl_model, True))
-        for other, checkpoint, has_head in others:
+        critic = (self.value_reader, arguments.critic_model, False, in_bfloat16)
+        reference = (self.ref_reader, arguments.kl_model, True, is_rounded)
+        for other, checkpoint, has_head, is_coarse in (critic, reference):
             if other is None:
                 continue
             if checkpoint is None:
                 other.shares_prompts = self.reader.shares_prompts
             else:
-                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=in_bfloat16)
+                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=is_coarse)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

@@ -47,6 +47,7 @@ from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Decoded, DecodeLoop
+from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 
@@ -436,6 +437,7 @@ class TextGenerator(GenerationEngine):
         record_entropy: bool = False,
         first_token_temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -452,6 +454,7 @@ class TextGenerator(GenerationEngine):
             first_token_temperature: temperature of the first token (FIRE sampling, arXiv 2410.21236); default: that of
                 all tokens. Requires `record_log_prob`.
             tokenizer: decodes responses; required if the arguments have `stop_strings`.
+            dtype: precision of the products of linear layers; default: that of the constructor.
 
         Returns:
             The finished episodes, on the model's device.
@@ -486,7 +489,7 @@ class TextGenerator(GenerationEngine):
         was_training = self.model.training
         self.model.eval()
         try:
-            with plain_generation(self.model), seeded(seed, device), self._autocast():
+            with plain_generation(self.model), seeded(seed, device), self._precision(dtype):
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
                 warpers: Sequence[LogitsProcessor] = ()
@@ -570,6 +573,14 @@ class TextGenerator(GenerationEngine):
                 episodes = replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
             return episodes
         return episodes if recorder is None else recorder.recorded(episodes)
+
+    def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:
+        """Compute with this precision within the block; default: that of the constructor."""
+        if dtype == "float32":
+            return nullcontext()
+        if dtype == "bfloat16" and not self.bfloat16:
+            return products_in_bfloat16(self.model)
+        return self._autocast()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

@@ -410,6 +410,8 @@ class RolloutCollector:
             arguments |= {"record_log_prob": True, "first_token_temperature": first}
         if self.uses_sampler_log_probs:
             arguments["record_entropy"] = True
+        if self.policy.arguments.generates_in_other_dtype:
+            arguments["dtype"] = self.policy.arguments.generation_dtype
         return arguments
 
     @property
