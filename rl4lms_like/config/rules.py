@@ -568,6 +568,13 @@ def other_distribution(policy: PolicyArguments) -> Notices:
         yield Notice(ROLLOUTS, message)
 
 
+def precision_of_rollouts(policy: PolicyArguments) -> Notices:
+    """Report a speedup that another precision of the generation switches off."""
+    if policy.generates_in_other_dtype and policy.speedups.get("sampler_log_probs"):
+        message = f"no effect with generation_dtype: {policy.generation_dtype}, whose log-probs are not the policy's"
+        yield Notice("alg.policy.args.speedups.sampler_log_probs", message)
+
+
 def uncorrected_truncation(alg: Algorithm, policy: PolicyArguments) -> Notices:
     """Report a correction that cannot see the tokens which sampling leaves out: they have no importance weights."""
     kwargs = policy.generation_kwargs
@@ -653,6 +660,7 @@ NOTICES: tuple[Rule, ...] = (
     keys_without_effect,
     sampling_of_rollouts,
     other_distribution,
+    precision_of_rollouts,
     uncorrected_truncation,
     responses_without_end,
     long_responses,
