@@ -28,6 +28,9 @@ from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPo
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
 from rl4lms_like.policies.masked import masked_generator
+from rl4lms_like.policies.parity import check_decoding
+from rl4lms_like.policies.speedups import no_speedups
+from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.system.disk import refuse_links_to_folders, saving
@@ -334,6 +337,7 @@ def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         "prompt_truncation_side": config.tokenizer.truncation_side,
         "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
         "attn_implementation": config.alg.attn_implementation,
+        "speedups": no_speedups(),  # those of rollouts and updates; the Trainer has its own
     }
 
 
@@ -428,6 +432,12 @@ def responder_of(
             generation_kwargs=arguments.generation_kwargs,
             prompt_truncation_side=arguments.prompt_truncation_side,
             bfloat16=arguments.dtype == "bfloat16",
+        )
+
+    # As in the run's own evaluations, so that the same seed gives the same texts.
+    if isinstance(generator, TextGenerator) and arguments.used_speedups.fast_decoding:
+        generator.uses_decode_loop = not generator.is_encoder_decoder and check_decoding(
+            CausalReader(model), model_name, in_bfloat16="flash" in (arguments.attn_implementation or "")
         )
 
     if max_prompt_length is None:

@@ -43,6 +43,9 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
         tokenizer.decode(row) for k in range(8) for row in workload.prompts(shape, k, seed=worker.seed, words=words)
     ]
     adapters = {"peft": worker.job["lora"]} if "lora" in worker.job else {}
+    policy = worker.job.get("policy", {})  # further arguments of the policy
+    if "generation_dtype" in policy:
+        own["importance_correction"] = "tis"
     env = TextVecEnv(
         n_envs=shape.episodes,
         tokenizer=tokenizer,
@@ -60,6 +63,7 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
             "speedups": worker.job.get("speedups", {}),
             **adapters,
+            **policy,
         },
         kl_controller=FixedKLController(workload.KL_COEF, placement="loss" if is_grpo else "reward"),
         learning_rate=workload.LEARNING_RATE,

@@ -40,6 +40,7 @@ from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
 from rl4lms_like.core.losses import approximate_kl, correction_weights, explained_variance, value_error
 from rl4lms_like.core.objective import LossAggregation, Objective, action_weights, weighted_mean
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.policies import speedups
 from rl4lms_like.policies.arguments import shared_arguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.merged_adapters import CHECK_EVERY, N_COMPARED
@@ -61,6 +62,11 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
 
 Rounding in bfloat16 (8 bits) gives up to 0.04 in tiny models and 0.22 in one of 135M parameters. Weights that are one
 update old give 0.7 to 0.9 (medians of `python -m benchmarks.healthy_runs`).
+"""
+SAMPLER_TOLERANCE = 0.05
+"""Distance from 1 above which the first ratio shows that the sampler's log-probs are not those of the policy.
+
+Rounding in float32 gives about 1e-4, a sampling at temperature 0.9 ratios of 0.5 to 2.
 """
 NO_BALANCING_LOSS = (
     "output_router_logits: true in its config.json, and this algorithm cannot add the balancing loss: set it to false "
@@ -127,6 +133,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
     """Averaging of the policy's loss over a minibatch, see `core.objective.action_weights`."""
     loss_norm: float | None = None
     """Constant of `seq_mean_token_sum_norm`; None = the length of the longest possible response."""
+    checks_first_ratio: ClassVar[bool] = True
     learns_off_policy: ClassVar[bool] = True
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
     n_together: ClassVar[int] = 1
@@ -307,6 +314,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
                 # Over all processes: each must decide the same below.
                 logged = self._summary(self._gather_terms(objectives), minibatch.weights)
+                self.check_sampler(logged["ratio_gap"])
                 logged["minibatch_episodes"] = torch.full_like(logged["loss"], minibatch.observations.n_episodes)
                 if self.balancing is not None:
                     logged["balancing"] = self.balancing.value
@@ -592,6 +600,34 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         logged["clip_fraction"] = clipped.float().mean()
         return logged
 
+    def check_sampler(self, ratio_gap: Tensor) -> None:
+        """Check that log-probs which were recorded while sampling are those of the policy, before its first step.
+
+        Args:
+            ratio_gap: largest distance of a ratio of this minibatch from 1.
+
+        Raises:
+            ModelError: they are not.
+        """
+        # After the first step, ratios differ from 1 because the weights have changed.
+        assert self.update_progress is not None
+        is_first = not any("ratio_gap" in step for step in self.update_progress.steps)
+        if not is_first or not self._has_sampler_log_probs:
+            return
+
+        gap = float(ratio_gap)
+        if gap > SAMPLER_TOLERANCE:
+            raise ModelError(
+                f"the log-probs that were recorded while sampling are not those of the policy: the first minibatch's "
+                f"ratio differs from 1 by {gap:.2g} (limit {SAMPLER_TOLERANCE}). Compute them in a pass of their own: "
+                f"{speedups.PATH}.sampler_log_probs: false"
+            )
+
+    @property
+    def _has_sampler_log_probs(self) -> bool:
+        """True if the log-probs of the rollout were recorded while sampling."""
+        return self.collector is not None and self.collector.uses_sampler_log_probs
+
     # --- begin and end of an update ---------------------------------------------------------------------------------
 
     @contextmanager
@@ -827,5 +863,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             return "dropout is active in updates (policy.args.dropout)"
         if options.dtype != "float32":
             return f"changed weights, or {options.dtype} rounding; try dtype: float32"
+        if self._has_sampler_log_probs:
+            return f"sampling computes other log-probs than the update; try {speedups.PATH}.sampler_log_probs: false"
         remedy = "compile: false" if options.compile else "attn_implementation: eager"
         return f"the model's outputs depend on the batch; try {remedy}"

@@ -103,13 +103,28 @@ def probabilities_of_samples(alg: Algorithm, policy: PolicyArguments) -> Issues:
         yield ConfigIssue("args.importance_correction", message)
 
 
+def precision_of_sampling(alg: Algorithm, policy: PolicyArguments) -> Issues:
+    """Check that rollouts which are generated in another precision are corrected; losses of pairs have no ratios."""
+    if not policy.generates_in_other_dtype or alg.arguments.is_pairwise:
+        return
+    message = f"{policy.generation_dtype} samples from another distribution than dtype: {policy.dtype}"
+    if not isinstance(alg.arguments, CorrectedArguments):
+        yield ConfigIssue("policy.args.generation_dtype", f"{message}, for which {alg.id} cannot correct; remove it")
+    elif alg.arguments.importance_correction == "none":
+        message += "; set alg.args.importance_correction: tis, or remove it"
+        yield ConfigIssue("policy.args.generation_dtype", message)
+
+
 # --- the networks ---------------------------------------------------------------------------------------------------
 
 
 def reference_or_teacher(alg: Algorithm, policy: PolicyArguments) -> Issues:
     """Check that an algorithm has a teacher if and only if it learns from one, and then no other reference."""
-    # A reference that follows the policy needs weights of its own.
+    # A reference that follows the policy needs weights of its own, and takes steps that bfloat16 would lose.
     arguments = alg.arguments
+    if arguments.reference_update_iterations is not None and policy.reference_dtype == "bfloat16":
+        message = "cannot be used with reference_dtype: bfloat16, in which small changes are lost; remove one of them"
+        yield ConfigIssue("args.reference_update_iterations", message)
     if arguments.reference_update_iterations is not None and policy.peft is not None:
         message = "cannot be used with peft, whose reference is the base model of the adapters"
         yield ConfigIssue("args.reference_update_iterations", message)
@@ -209,6 +224,7 @@ RULES: tuple[Rule, ...] = (
     critic_where_values_are_learned,
     arguments_of_critics,
     probabilities_of_samples,
+    precision_of_sampling,
     reference_or_teacher,
     second_derivatives,
     placement_of_kl,

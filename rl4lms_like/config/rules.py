@@ -366,6 +366,10 @@ def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArgu
             yield ConfigIssue("alg.policy.args.peft", f"{shown(policy.peft)} {_WHOLE_WEIGHTS}")
         if policy.compile:
             yield ConfigIssue("alg.policy.args.compile", f"true {_WHOLE_WEIGHTS}")
+        if policy.generates_in_other_dtype:
+            yield ConfigIssue("alg.policy.args.generation_dtype", f"{policy.generation_dtype} {_WHOLE_WEIGHTS}")
+        if policy.reference_dtype == "bfloat16":
+            yield ConfigIssue("alg.policy.args.reference_dtype", f"bfloat16 {_WHOLE_WEIGHTS}")
     if distributed.strategy == "fsdp" or n_processes() > 1:
         for key in ("critic_device", "reference_device"):
             if getattr(policy, key) is not None:
@@ -576,6 +580,13 @@ def other_distribution(policy: PolicyArguments) -> Notices:
         yield Notice(ROLLOUTS, message)
 
 
+def precision_of_rollouts(policy: PolicyArguments) -> Notices:
+    """Report a speedup that another precision of the generation switches off."""
+    if policy.generates_in_other_dtype and policy.speedups.get("sampler_log_probs"):
+        message = f"no effect with generation_dtype: {policy.generation_dtype}, whose log-probs are not the policy's"
+        yield Notice("alg.policy.args.speedups.sampler_log_probs", message)
+
+
 def uncorrected_truncation(alg: Algorithm, policy: PolicyArguments) -> Notices:
     """Report a correction that cannot see the tokens which sampling leaves out: they have no importance weights."""
     kwargs = policy.generation_kwargs
@@ -662,6 +673,7 @@ NOTICES: tuple[Rule, ...] = (
     keys_without_effect,
     sampling_of_rollouts,
     other_distribution,
+    precision_of_rollouts,
     uncorrected_truncation,
     responses_without_end,
     long_responses,

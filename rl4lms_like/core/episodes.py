@@ -109,6 +109,8 @@ class EpisodeBatch:
         prompt_rows: `[n]`, int64, equal for episodes with the same prompt.
         behavior_log_prob: `[n_tokens]`, log-prob of each action under the distribution that it was sampled from
             (including temperature, top-k ...).
+        behavior_entropy: `[n_tokens]`, entropy of that distribution; only between the sampling and the scoring of a
+            rollout.
     """
 
     prompt_ids: Tensor
@@ -122,6 +124,7 @@ class EpisodeBatch:
     group_ids: Tensor | None = None
     prompt_rows: Tensor | None = None
     behavior_log_prob: Tensor | None = None
+    behavior_entropy: Tensor | None = None
 
     @property
     def n_episodes(self) -> int:
@@ -357,7 +360,7 @@ def real_ids(ids: Tensor, mask: Tensor) -> list[list[int]]:
     return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
-_FLAT = ("allowed", "behavior_log_prob")
+_FLAT = ("allowed", "behavior_log_prob", "behavior_entropy")
 """Fields with one row per action."""
 _NUMBERS = ("group_ids", "prompt_rows")
 """Fields whose numbers are only meaningful within their batch."""

@@ -17,6 +17,8 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
+    bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
+                   the policy, output layer included, with `generation_dtype`
     average        4 per trained parameter, with `bias_power` 12 (`train_evaluation.average`)
     TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
                    the trained parameters; no optimizer state for the policy
@@ -62,6 +64,7 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.merged_adapters import mergeable_layers
+from rl4lms_like.policies.low_precision import n_linear_weights
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.teacher_forcing import PromptCache
 from rl4lms_like.system.disk import with_home
@@ -71,6 +74,7 @@ from rl4lms_like.system.schema import at
 from rl4lms_like.system.wording import shown
 
 FLOAT = 4
+HALF = 2
 UNUSED = 0.1
 """Largest part of the estimated tensors that a run does not need at its peak."""
 
@@ -120,12 +124,13 @@ class MemoryEstimate:
     def rollout(self) -> int:
         """Peak of the rollout, bytes."""
         # Generation and scoring follow each other. The gradients are those of the last update.
-        generation = self.parts["KV cache"] + self.parts.get("gathered policy", 0)
+        copies = self.parts.get("gathered policy", 0) + self.parts.get("generating weights", 0)
+        generation = self.parts["KV cache"] + copies
         return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
 
     @property
     def _always(self) -> int:
-        passing = ("activations", "logits", "gradients", "KV cache", "gathered policy")
+        passing = ("activations", "logits", "gradients", "KV cache", "gathered policy", "generating weights")
         return sum(size for name, size in self.parts.items() if name not in passing)
 
     @property
@@ -213,6 +218,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
     n_reference = _reference(policy) if has_reference else 0
+    reference_bytes = int(bytes_per_weight * n_reference)
+    if has_reference and arguments.reference_dtype == "bfloat16":
+        reference_bytes = _reference_in_bfloat16(policy)
     role = "reference" if arguments.teacher_model is None else "teacher"
 
     # Of maskable policies. `topk` masks need no mask model, only the masks themselves.
@@ -232,7 +240,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         "process": _process() + STARTED if device == "cpu" else 0,
         "policy weights": int(bytes_per_weight * policy.parameters),
         "critic weights": int(bytes_per_weight * critic.n_weights),
-        f"{role} weights": int(bytes_per_weight * n_reference),
+        f"{role} weights": reference_bytes,
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "averaged weights": FLOAT * _n_averages(config) * policy.trained,
         "merged weights": FLOAT * _n_merged(policy, critic.network),
@@ -258,6 +266,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "KV cache": (1 + n_mask_models) * policy.cache(plan),
             "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
         }
+        if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
+            sizes["generating weights"] = HALF * policy.linear_with_head
         other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
 
         if not shortest:
@@ -489,6 +499,16 @@ def _reference(policy: NetworkShapes) -> int:
     return policy.parameters if arguments.peft is None else 0
 
 
+def _reference_in_bfloat16(policy: NetworkShapes) -> int:
+    """Return the bytes of the reference with linear layers in bfloat16."""
+    # With adapters it shares the rest of the base, but these layers are its own.
+    arguments = policy.arguments
+    whole = replace(arguments, peft=None)
+    network = NetworkShapes(str(arguments.kl_model or arguments.model_name), whole, causal=policy.causal)
+    n_others = _reference(policy) - network.linear if _reference(policy) else 0
+    return HALF * network.linear + FLOAT * n_others
+
+
 class NetworkShapes:
     """Shapes of one network of a policy, built from its config with fake tensors, which have no memory.
 
@@ -538,6 +558,9 @@ class NetworkShapes:
         self.mergeable = 0
         if arguments.peft is not None:
             self.mergeable = n_weights(layer.base_layer.weight for layer in mergeable_layers(model))
+        # Linear layers, which may be stored or copied in bfloat16.
+        self.linear = n_linear_weights(model)
+        self.linear_with_head = n_linear_weights(model, with_head=True)
 
         # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
         modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import AfterValidator
 
+from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.policies.speedups import SpeedupFields, Speedups
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
@@ -302,6 +303,11 @@ class PolicyArguments(Block):
             `reference_model`. It has the policy's tokenizer and family, and can have another size or architecture.
         dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
             in float32.
+        generation_dtype: precision of linear layers while rollouts are generated; default: that of `dtype`. Another one
+            samples from another distribution than the one that is trained, which needs `importance_correction`.
+            Evaluations always use `dtype`.
+        reference_dtype: `bfloat16` stores the linear layers of the reference or the teacher in bfloat16, in half of the
+            memory, and multiplies with them in bfloat16.
         attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
             choice.
         gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
@@ -334,6 +340,8 @@ class PolicyArguments(Block):
     reference_device: str | None = None
     teacher_model: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    generation_dtype: Literal["float32", "bfloat16"] | None = None
+    reference_dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
     compile: bool = False
@@ -377,6 +385,23 @@ class PolicyArguments(Block):
     def kl_model(self) -> str | None:
         """Name of the model to which the KL is measured; None is the initial policy."""
         return self.reference_model if self.teacher_model is None else self.teacher_model
+
+    @property
+    def samples_policy(self) -> bool:
+        """True if the log-probs of the sampling are those of the policy's pass over a rollout, up to rounding.
+
+        Stop strings end responses, but do not change their distribution. In bfloat16, rounding is too coarse.
+        """
+        kwargs = {key: value for key, value in self.generation_kwargs.items() if key != STOP_STRINGS}
+        is_known = not self.is_greedy and not any(kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION)
+        is_exact = self.engine["id"] == OWN_ENGINE and self.dtype == "float32" and not self.dropout
+        is_exact = is_exact and not self.generates_in_other_dtype
+        return is_known and is_exact and not samples_other_distribution(kwargs)
+
+    @property
+    def generates_in_other_dtype(self) -> bool:
+        """True if rollouts are generated with another precision than they are scored with."""
+        return self.generation_dtype not in (None, self.dtype)
 
     @property
     def is_ahead(self) -> bool:
@@ -443,6 +468,8 @@ class PolicyArguments(Block):
         if self.model_name == args.get("weights_dir"):
             message = "is the folder of the model, which would be overwritten; give another one"
             yield ConfigIssue("engine.args.weights_dir", message)
+        if self.generation_dtype is not None:
+            yield ConfigIssue("generation_dtype", f"is for the policy's own model; {id} has its own dtype, remove it")
         yield from unsupported_generation(id, self.generation_kwargs, "generation_kwargs")
 
     def family_issues(self, *, is_causal: bool) -> Iterator[ConfigIssue]:

@@ -46,6 +46,7 @@ from rl4lms_like.policies.loading import freeze, load_networks, load_value_head,
 from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.parity import (
+    check_decoding,
     check_parity,
     check_sharing,
     first_episodes,
@@ -271,13 +272,20 @@ class LMActorCriticPolicy(BasePolicy):
         in_bfloat16 = "flash" in (arguments.attn_implementation or "")  # kernels without float32 support
 
         # A reference without a checkpoint of its own is a copy of the policy, and needs no check.
-        checked = [(self.reader, arguments.model_name)]
+        checked = [(self.reader, arguments.model_name, in_bfloat16)]
+        is_rounded = in_bfloat16 or arguments.reference_dtype == "bfloat16"
         if self.ref_reader is not None and arguments.kl_model is not None:
-            checked.append((self.ref_reader, arguments.kl_model))
+            checked.append((self.ref_reader, arguments.kl_model, is_rounded))
         excluded = arguments.generation_kwargs.get("suppress_tokens") or ()
-        for reader, name in checked:
+        for reader, name, is_coarse in checked:
             with reader.gathered():
-                check_parity(reader, name, in_bfloat16=in_bfloat16, never_written=excluded)
+                check_parity(reader, name, in_bfloat16=is_coarse, never_written=excluded)
+
+        if arguments.used_speedups.fast_decoding:
+            with self.reader.gathered():
+                self.generator.uses_decode_loop = check_decoding(
+                    self.reader, arguments.model_name, in_bfloat16=in_bfloat16
+                )
 
         # With split weights, all prompts are computed for each response: a prompt that is computed once is a pass of
         # its own, which the other processes may not need, but would have to make.
@@ -288,14 +296,15 @@ class LMActorCriticPolicy(BasePolicy):
         self.generator.shares_prompts = self.reader.shares_prompts
 
         # Copies of the policy share prompts as it does; another checkpoint may have another architecture.
-        others = ((self.value_reader, arguments.critic_model, False), (self.ref_reader, arguments.kl_model, True))
-        for other, checkpoint, has_head in others:
+        critic = (self.value_reader, arguments.critic_model, False, in_bfloat16)
+        reference = (self.ref_reader, arguments.kl_model, True, is_rounded)
+        for other, checkpoint, has_head, is_coarse in (critic, reference):
             if other is None:
                 continue
             if checkpoint is None:
                 other.shares_prompts = self.reader.shares_prompts
             else:
-                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=in_bfloat16)
+                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=is_coarse)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:
@@ -505,6 +514,19 @@ class LMActorCriticPolicy(BasePolicy):
             logits = processor(episodes.response_ids, logits)
         return logits.log_softmax(dim=-1).gather(1, episodes.actions.unsqueeze(1)).squeeze(1)
 
+    @property
+    def uses_sampler_log_probs(self) -> bool:
+        """True if the log-probs of plain sampling replace the policy's pass over a rollout; see `score_sampled`."""
+        arguments = self.arguments
+
+        # A shared critic reads the states of this pass. A user's subclass may compute another distribution than the
+        # one that is sampled, and a maskable policy samples from a part of the vocabulary.
+        is_needed = self.has_critic and self.value_reader is None
+        computed = ("evaluate_actions", "action_scores", "score", "generate", "_read")
+        is_own = all(getattr(type(self), name) is getattr(LMActorCriticPolicy, name) for name in computed)
+        is_own = is_own and type(self.generator) is TextGenerator
+        return arguments.used_speedups.sampler_log_probs and arguments.samples_policy and is_own and not is_needed
+
     # --- scoring ------------------------------------------------------------------------------------------------
 
     def evaluate_actions(
@@ -587,14 +609,30 @@ class LMActorCriticPolicy(BasePolicy):
             raw_log_prob = log_prob
         else:
             values, (log_prob, entropy, raw_log_prob, _) = self._read(episodes)
+        return EpisodeScores(values, log_prob, entropy, self._ref_log_prob(episodes, raw_log_prob), raw_log_prob)
+
+    @torch.no_grad()
+    def score_sampled(self, episodes: EpisodeBatch) -> EpisodeScores:
+        """Return what `score` returns, with log-probs and entropies that were recorded while sampling.
+
+        Values and the reference's log-probs need their passes; that of the policy itself is saved.
+        """
+        self.set_training_mode(False)
+        log_prob, entropy = episodes.behavior_log_prob, episodes.behavior_entropy
+        assert log_prob is not None and entropy is not None
+        values = self.predict_values(episodes)
+        return EpisodeScores(values, log_prob, entropy, self._ref_log_prob(episodes, log_prob), log_prob)
+
+    def _ref_log_prob(self, episodes: EpisodeBatch, raw_log_prob: Tensor) -> Tensor:
+        """Return the reference's log-prob of each action `[n_tokens]`; without a reference, that of the policy."""
         if self.ref_reader is None:
-            return EpisodeScores(values, log_prob, entropy, raw_log_prob, raw_log_prob)
+            return raw_log_prob
 
         # The KL is that of the full distributions, so the reference is not masked.
         unmasked = episodes.without_masks().to(self.ref_reader.device)
         with self._autocast(self.ref_reader):
             ref_log_prob = self.ref_reader.log_probs(unmasked, logits_budget=self._logits_budget)
-        return EpisodeScores(values, log_prob, entropy, ref_log_prob.to(self.device), raw_log_prob)
+        return ref_log_prob.to(self.device)
 
     @torch.no_grad()
     def final_values(self, episodes: EpisodeBatch) -> Tensor:

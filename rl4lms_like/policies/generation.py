@@ -3,6 +3,8 @@
     prompts [n, prompt_len] ─ generate ─> EpisodeBatch: up to and including each response's first end
                                               token, or the token that completes a stop string
 
+Where arguments and model allow it, the steps of `generate` are those of `policies.decoding`, a faster loop.
+
 Used for rollouts and for all evaluations, of policies and of plain models. Settings of a checkpoint's own
 `generation_config` (a temperature, forced tokens, no-repeat rules) are not applied: the YAML file alone configures
 sampling. transformers' own defaults apply, so an unset `top_k` is 50.
@@ -41,9 +43,11 @@ from transformers.cache_utils import DynamicLayer
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids, response_mask_until_end
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
-from rl4lms_like.engines.arguments import generate_arguments
+from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
+from rl4lms_like.policies.decoding import Decoded, DecodeLoop
+from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 
@@ -205,10 +209,15 @@ class LogProbRecorder(LogitsProcessor):
     """Logits processor that records the log-probs of the sampled tokens and changes nothing; it must be the last one.
 
     The token of a step is known in the next one, so that only one distribution is stored at a time.
+
+    Args:
+        with_entropy: record the entropies of the distributions too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_entropy: bool = False) -> None:
+        self._with_entropy = with_entropy
         self._log_probs: list[Tensor] = []
+        self._entropies: list[Tensor] = []
         self._last: Tensor | None = None
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -216,14 +225,19 @@ class LogProbRecorder(LogitsProcessor):
         # The first call records nothing: the last token is still one of the prompt.
         self._record(input_ids[:, -1])
         self._last = scores.log_softmax(dim=-1)
+
+        # H = -Σ p log p of each row, as a batch of dot products: their sum needs no matrix of products.
+        if self._with_entropy:
+            probs = self._last.exp()
+            self._entropies.append(-torch.bmm(probs[:, None], self._last[:, :, None]).view(-1))
         return scores
 
     def _record(self, tokens: Tensor) -> None:
         if self._last is not None:
             self._log_probs.append(self._last.gather(1, tokens[:, None]).squeeze(1))
 
-    def recorded(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the log-probs of the episodes' actions `[n_tokens]`.
+    def recorded(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """Return the episodes with the log-probs of their actions, and their entropies if these are recorded.
 
         Raises:
             ModelError: generation was not token by token.
@@ -238,7 +252,9 @@ class LogProbRecorder(LogitsProcessor):
                 f"log-probs of {len(self._log_probs)} steps do not match responses of {episodes.response_ids.shape[1]} "
                 "tokens: remove other generation modes (assistants, prompt lookup) from generation_kwargs"
             )
-        return torch.stack(self._log_probs, dim=1)[episodes.response_mask]
+        log_prob = torch.stack(self._log_probs, dim=1)[episodes.response_mask]
+        entropy = torch.stack(self._entropies, dim=1)[episodes.response_mask] if self._with_entropy else None
+        return replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
 
 
 _WARPERS: dict[str, tuple[Callable[[Any], LogitsProcessor], float]] = {
@@ -293,6 +309,20 @@ def separate_warpers(
 
 _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
 """Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
+_DECODE_LOOP = {*_PLAIN_CACHE, "suppress_tokens"}
+"""Arguments of `generate` that `DecodeLoop` supports; others may have a value without effect."""
+
+
+def decodes_with_loop(arguments: Mapping[str, Any]) -> bool:
+    """Return whether `DecodeLoop` supports the arguments of `generate`.
+
+    Examples:
+        >>> decodes_with_loop({"do_sample": True, "top_p": 0.9}), decodes_with_loop({"num_beams": 4})
+        (True, False)
+    """
+    neutral = {**NO_EFFECT, "use_cache": True}
+    others = {key: value for key, value in arguments.items() if key not in _DECODE_LOOP}
+    return all(value in (None, neutral.get(key)) for key, value in others.items())
 
 
 def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache | None:
@@ -364,6 +394,8 @@ class TextGenerator(GenerationEngine):
     Attributes:
         shares_prompts: compute a prompt once for all of its responses, where the model and the arguments of `generate`
             allow it; policies set it by `parity.check_sharing`.
+        uses_decode_loop: sample with `DecodeLoop`, where the arguments of `generate` allow it; set to the result of
+            `parity.check_decoding`, with the speedup `fast_decoding`.
     """
 
     def __init__(
@@ -379,6 +411,7 @@ class TextGenerator(GenerationEngine):
         self.prompt_truncation_side = prompt_truncation_side
         self.bfloat16 = bfloat16
         self.shares_prompts = True
+        self.uses_decode_loop = False
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -401,8 +434,10 @@ class TextGenerator(GenerationEngine):
         generation_kwargs: Mapping[str, Any] | None = None,
         seed: int | None = None,
         record_log_prob: bool = False,
+        record_entropy: bool = False,
         first_token_temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: Literal["float32", "bfloat16"] | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -415,9 +450,11 @@ class TextGenerator(GenerationEngine):
             seed: seed of the sampling; None uses torch's global generator.
             record_log_prob: store the log-probs of the distribution that is sampled from, after all processing by
                 `generate`, as the episodes' `behavior_log_prob`. Requires sampling without beams.
+            record_entropy: store its entropies too, as `behavior_entropy`. Requires `record_log_prob`.
             first_token_temperature: temperature of the first token (FIRE sampling, arXiv 2410.21236); default: that of
                 all tokens. Requires `record_log_prob`.
             tokenizer: decodes responses; required if the arguments have `stop_strings`.
+            dtype: precision of the products of linear layers; default: that of the constructor.
 
         Returns:
             The finished episodes, on the model's device.
@@ -452,16 +489,14 @@ class TextGenerator(GenerationEngine):
         was_training = self.model.training
         self.model.eval()
         try:
-            with plain_generation(self.model), seeded(seed, device), self._autocast():
-                if not record_log_prob:
-                    return self._episodes(ids, mask, arguments, stops=stops).trimmed()
-
+            with plain_generation(self.model), seeded(seed, device), self._precision(dtype):
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
-                arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
-                recorder = LogProbRecorder()
-                episodes = self._episodes(ids, mask, arguments, [*warpers, recorder], stops=stops)
-                return replace(episodes, behavior_log_prob=recorder.recorded(episodes)).trimmed()
+                warpers: Sequence[LogitsProcessor] = ()
+                if record_log_prob:
+                    arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
+                recording = {"record_log_prob": record_log_prob, "record_entropy": record_entropy}
+                return self._episodes(ids, mask, arguments, warpers, stops=stops, **recording).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
             if "probability tensor contains" not in str(error):
@@ -478,6 +513,8 @@ class TextGenerator(GenerationEngine):
         processors: Sequence[LogitsProcessor] = (),
         *,
         stops: StopStrings | None,
+        record_log_prob: bool,
+        record_entropy: bool,
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
@@ -490,14 +527,24 @@ class TextGenerator(GenerationEngine):
             prompts = [[] for _ in ids] if self.is_encoder_decoder else real_ids(ids, mask)
             arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, prompts, start)])
 
-        # Equal prompts are computed once, unless an argument has an unknown effect on the cache (beams reorder it).
-        if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
-            cache = shared_prompt_cache(model, ids, mask)
-            if cache is not None:
-                arguments["past_key_values"] = cache
+        # The loop records by itself. Equal prompts are computed once, unless an argument has an unknown effect on the
+        # cache (beams reorder it).
+        recorder = None
+        if self.uses_decode_loop and decodes_with_loop(arguments):
+            arguments["custom_generate"] = DecodeLoop(
+                mask, shares_prompts=self.shares_prompts, with_entropy=record_entropy
+            )
+        else:
+            if record_log_prob:
+                recorder = LogProbRecorder(with_entropy=record_entropy)
+                processors = [*processors, recorder]
+            if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
+                cache = shared_prompt_cache(model, ids, mask)
+                if cache is not None:
+                    arguments["past_key_values"] = cache
 
         try:
-            sequences: Tensor = model.generate(
+            generated: Tensor | Decoded = model.generate(
                 input_ids=ids,
                 attention_mask=mask.long(),
                 logits_processor=LogitsProcessorList(processors),
@@ -508,13 +555,32 @@ class TextGenerator(GenerationEngine):
             raise ModelError(f"transformers' generate rejects the generation_kwargs: {error}") from error
 
         # `generate` runs until the last response has ended; a response's columns after its end are cut off here.
-        response_ids = sequences[:, start:]  # [n, response_len]
+        response_ids = generated.response_ids if isinstance(generated, Decoded) else generated[:, start:]
         response_mask, terminated = response_mask_until_end(response_ids, arguments["eos_token_id"] or ())
         if stops is not None:
             response_mask, terminated = _until_stop_string(
                 response_ids, response_mask, terminated, stops=stops, prompts=prompts
             )
-        return EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+
+        # The loop knows the log-probs of all tokens anyway. NaN in the weights makes all of them NaN.
+        if isinstance(generated, Decoded):
+            log_prob = generated.log_prob[response_mask]  # [n_tokens]
+            if not bool(log_prob.isfinite().all()):
+                raise ModelError("the policy has diverged: its token probabilities are invalid (NaN or infinite)")
+            entropy = None if generated.entropy is None else generated.entropy[response_mask]
+            if record_log_prob:
+                episodes = replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
+            return episodes
+        return episodes if recorder is None else recorder.recorded(episodes)
+
+    def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:
+        """Compute with this precision within the block; default: that of the constructor."""
+        if dtype == "float32":
+            return nullcontext()
+        if dtype == "bfloat16" and not self.bfloat16:
+            return products_in_bfloat16(self.model)
+        return self._autocast()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

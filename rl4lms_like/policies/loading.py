@@ -53,6 +53,7 @@ from rl4lms_like.policies.lora import (
     require_stackable,
     save_adapters,
 )
+from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
 from rl4lms_like.system.errors import ModelError
 
@@ -368,6 +369,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
     if use_reference:
         role = "reference" if arguments.teacher_model is None else "teacher"
         reference = load_or_copy(arguments.kl_model, role).requires_grad_(False)
+        if arguments.reference_dtype == "bfloat16":
+            store_in_bfloat16(reference)
 
     # Adapters come after the copies: policy and critic have their own, the reference has none.
     trained = [policy] if critic is None else [policy, critic]

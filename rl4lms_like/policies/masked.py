@@ -208,6 +208,7 @@ class MaskedTextGenerator(TextGenerator):
         processors: Sequence[LogitsProcessor] = (),
         *,
         stops: StopStrings | None,
+        **recording: bool,
     ) -> EpisodeBatch:
         # A new decoder for each generation: it holds the cache of these prompts.
         n_beams = arguments.get("num_beams") or 1
@@ -218,7 +219,7 @@ class MaskedTextGenerator(TextGenerator):
 
         # First of the processors: the temperature, `top_k` ... apply to the allowed tokens.
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
-        episodes = super()._episodes(ids, mask, arguments, [processor, *processors], stops=stops)
+        episodes = super()._episodes(ids, mask, arguments, [processor, *processors], stops=stops, **recording)
         if not processor.record:
             return episodes
         return replace(episodes, allowed=processor.recorded(episodes))

@@ -7,6 +7,7 @@ generated   teacher-forced log-probs with the raw logits of `generate`, with a p
 padded      log-probs of a batch with those of each row alone, and with those of a wider batch
 shared      outputs of a batch that computes each prompt once with those of one that computes it for each response;
             if they differ, each response's prompt is computed
+decoded     log-probs of `DecodeLoop` with teacher-forced ones; if they differ, the steps of `generate` are used
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.policies.decoding import Decoded, DecodeLoop, keeps_all_keys
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.errors import ModelError, ParityError, RL4LMsLikeError
@@ -233,6 +235,68 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
 
     logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
     return False
+
+
+def check_decoding(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> bool:
+    """Return whether `DecodeLoop` may sample a model's responses; log the reason if it may not.
+
+    It may not for encoder-decoder models, for models whose cache is not one of the keys and values of all tokens
+    (sliding windows, recurrent layers), and where its log-probs are not those of one pass over the text.
+
+    Args:
+        reader: reader of a model in evaluation mode.
+        name: name of the model in messages.
+        in_bfloat16: check under bfloat16 autocast.
+    """
+    # Any exception is a reason: `generate` does the same more slowly.
+    model = reader.model
+    tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE
+    if reader.is_encoder_decoder or not keeps_all_keys(model):
+        reason = "its cache is not one of the keys and values of all tokens"
+    else:
+        try:
+            with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+                gap = decoding_gap(reader)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            reason = raised(error)
+        else:
+            if gap <= tolerance:
+                return True
+            reason = f"log-probs differ by {gap:.3g} nats"
+
+    logger.info("%s (%r): generated with the steps of transformers: %s", type(model).__name__, name, reason)
+    return False
+
+
+@torch.no_grad()
+def decoding_gap(reader: EpisodeReader) -> float:
+    """Return the largest difference between log-probs of `DecodeLoop` and teacher-forced ones, in nats.
+
+    The reader is not changed, and its networks are not compiled.
+
+    Args:
+        reader: reader of a decoder-only model in evaluation mode.
+    """
+    # Padded prompts of unequal length, two of them equal.
+    model: Any = reader.model
+    rows = torch.tensor([0, 1, 0])
+    probe = probe_episodes(int(model.config.get_text_config().vocab_size), "left").select(rows).to(model.device)
+    with plain_generation(model), seeded(0, model.device):
+        decoded: Decoded = model.generate(
+            input_ids=probe.prompt_ids,
+            attention_mask=probe.prompt_mask.long(),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=RESPONSE_LENGTH,
+            eos_token_id=None,
+            custom_generate=DecodeLoop(probe.prompt_mask, shares_prompts=True),
+        )
+
+    # No end tokens, so every token is an action.
+    episodes = replace(probe, response_ids=decoded.response_ids)
+    return float((_log_probs(type(reader)(model), episodes) - decoded.log_prob).abs().max())
 
 
 @torch.no_grad()

@@ -37,6 +37,11 @@ class Speedups(Block):
             each head.
         merged_adapters: with `peft`, compute with copies of the adapted weights into which the adapters are merged, in
             generation, scoring and updates. Needs memory for these copies.
+        sampler_log_probs: use the log-probs and entropies of the sampling in place of the policy's pass over a rollout,
+            where the policy's own distribution is sampled. The first ratio of each update checks them.
+        fast_decoding: sample the responses of decoder-only models with a loop that writes keys and values into one
+            buffer, and finds a token with one random number. The distribution stays the same, the texts of a seed do
+            not. Other models and arguments (beams ...) use the steps of transformers' `generate`.
     """
 
     keep_freed_memory: bool = True
@@ -44,6 +49,8 @@ class Speedups(Block):
     onednn: bool = True
     grouped_attention: bool = True
     merged_adapters: bool = True
+    sampler_log_probs: bool = True
+    fast_decoding: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:

@@ -95,6 +95,8 @@ class RolloutCollector:
         kl: controller of the KL coefficient.
         options: see `RolloutOptions`.
         seed: seed of the sampling.
+        checks_ratio: whether the update compares the log-probs of its first minibatch with those of the rollout, which
+            allows using those of the sampling.
         ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
@@ -114,9 +116,11 @@ class RolloutCollector:
         kl: KLController,
         options: RolloutOptions | None = None,
         seed: int = 0,
+        checks_ratio: bool = False,
         ranks: Ranks | None = None,
     ) -> None:
         self.policy = policy
+        self.checks_ratio = checks_ratio
         self.kl = kl
         self.options = options or RolloutOptions()
         self.ranks = ranks or Ranks()
@@ -171,6 +175,12 @@ class RolloutCollector:
     def generates_ahead(self) -> bool:
         """True if an engine generates the next rollout during the update on this one."""
         return self.policy.arguments.is_ahead and self._replay is None
+
+    @property
+    def uses_sampler_log_probs(self) -> bool:
+        """True if log-probs and entropies that are recorded while sampling replace the policy's pass."""
+        is_sampled = self._replay is None and self.options.first_token_temperature is None
+        return self.checks_ratio and is_sampled and self.policy.uses_sampler_log_probs
 
     @property
     def is_off_policy(self) -> bool:
@@ -320,8 +330,15 @@ class RolloutCollector:
         batches = []
         for batch in kept:
             with self._timed("score_s"):
-                batches.append(replace(batch, scores=self.score(batch.episodes)))
+                scores = self.score(batch.episodes, as_sampled=self.uses_sampler_log_probs)
+            batches.append(replace(batch, episodes=self._without_scores(batch.episodes), scores=scores))
         return Rollout(batches, generated, updates_policy=updates_policy)
+
+    def _without_scores(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """Return the episodes without what was recorded only to score them."""
+        if self._records_log_prob:
+            return replace(episodes, behavior_entropy=None)
+        return replace(episodes, behavior_entropy=None, behavior_log_prob=None)
 
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""
@@ -389,24 +406,38 @@ class RolloutCollector:
         if self.traits.tokenizer is not None:
             arguments["tokenizer"] = self.traits.tokenizer
 
-        # Without temperature, top-k and the like, the sampled distribution is the policy's own, whose log-probs `score`
-        # computes anyway. Otherwise they are recorded while sampling.
-        first = self.options.first_token_temperature
-        is_other = self.policy.engine.external is not None or self.policy.samples_other_distribution
-        if first is not None or self.options.record_log_prob or is_other:
+        if self._records_log_prob or self.uses_sampler_log_probs:
+            first = self.options.first_token_temperature
             arguments |= {"record_log_prob": True, "first_token_temperature": first}
+        if self.uses_sampler_log_probs:
+            arguments["record_entropy"] = True
+        if self.policy.arguments.generates_in_other_dtype:
+            arguments["dtype"] = self.policy.arguments.generation_dtype
         return arguments
+
+    @property
+    def _records_log_prob(self) -> bool:
+        """True if the episodes keep the log-probs of the distribution that was sampled from.
+
+        Without temperature, top-k and the like, that is the policy's own, whose log-probs the scores have anyway.
+        """
+        is_other = self.policy.engine.external is not None or self.policy.samples_other_distribution
+        return self.options.first_token_temperature is not None or self.options.record_log_prob or is_other
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 
-    def score(self, episodes: EpisodeBatch) -> EpisodeScores:
+    def score(self, episodes: EpisodeBatch, *, as_sampled: bool = False) -> EpisodeScores:
         """Score episodes with the current policy.
+
+        Args:
+            episodes: the episodes.
+            as_sampled: the current policy sampled them, and their log-probs and entropies were recorded.
 
         Raises:
             ModelError: a score is not finite.
         """
         with blame_memory_errors_on("scoring"):
-            scored = self._by_part(episodes, self.policy.score)
+            scored = self._by_part(episodes, self.policy.score_sampled if as_sampled else self.policy.score)
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*scored, strict=True)))
 
         # A number that is not finite would spread from one token to all advantages, and from there to the weights.

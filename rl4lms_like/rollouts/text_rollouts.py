@@ -82,6 +82,8 @@ class TextRollouts(_Mixin):
 
     learns_off_policy: ClassVar[bool] = False
     """True if the update uses `Minibatch.weights`, which can correct for episodes of another policy."""
+    checks_first_ratio: ClassVar[bool] = False
+    """True if the update compares the log-probs of its first minibatch with those of the rollout."""
     pretraining: Any = None
     """Progress of the critic's pretraining, if the algorithm has one and it is requested."""
     collector: Any
@@ -183,6 +185,7 @@ class TextRollouts(_Mixin):
             kl=self.kl_controller,
             options=self.rollout_options,
             seed=self.sampling_seed,
+            checks_ratio=self.checks_first_ratio,
             ranks=self.ranks,
         )
 

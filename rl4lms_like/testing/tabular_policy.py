@@ -45,6 +45,7 @@ class TabularPolicy(MaskablePolicy):
     has_reference = True
     has_critic = True
     shares_prompts = False
+    uses_sampler_log_probs = False
 
     def __init__(
         self,

@@ -450,6 +450,10 @@ POLICY: dict[str, Row | Silent] = {
         also={"alg.id": "opd", "alg.args": {"n_steps": 5}},
     ),
     "dtype": Row("bfloat16", see.logged("rollout_info/log_prob")),
+    "generation_dtype": Row(
+        "bfloat16", see.logged("rollout_info/importance_weight"), {"alg.args.importance_correction": "tis"}
+    ),
+    "reference_dtype": Row("bfloat16", see.logged("rollout_info/ref_log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),
     "gradient_checkpointing": Row(True, see.modules(lambda module: getattr(module, "gradient_checkpointing", None))),
     "compile": Row(True, lambda made: [name for name, _ in made.loaded].count("compile")),

@@ -18,6 +18,12 @@ CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<t
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
+    "`policy.args.generation_dtype: bfloat16`": {f"{POLICY}.generation_dtype": "bfloat16"},
+    "the same with `args.importance_correction`": {
+        f"{POLICY}.generation_dtype": "bfloat16",
+        "alg.args.importance_correction": "tis",
+    },
+    "`policy.args.reference_dtype: bfloat16`": {f"{POLICY}.reference_dtype": "bfloat16"},
     "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},

@@ -10,6 +10,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.ppo import PPO
+from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.rollouts.kl import AdaptiveKLController
 from rl4lms_like.rollouts.text_rollouts import TextRollouts, with_text_rollouts
 from tests.builders import POLICIES, SAMPLING, make_env
@@ -26,7 +27,9 @@ SEPARATE = {"max_grad_norm": 1e6, "policy_kwargs": {"critic": "separate"}}
 
 
 def trained(algorithm, family, model_dir, tokenizer, *, policy_kwargs=None, **arguments):
-    policy_kwargs = {"model_name": str(model_dir), "generation_kwargs": dict(SAMPLING), **(policy_kwargs or {})}
+    # Without speedups: their rounding is not that of Stable-Baselines3, and Adam makes a step of any tiny gradient.
+    plain = {"model_name": str(model_dir), "generation_kwargs": dict(SAMPLING), "speedups": no_speedups()}
+    policy_kwargs = {**plain, **(policy_kwargs or {})}
     built = algorithm(
         POLICIES[family],
         make_env(tokenizer, model_dir),

@@ -56,6 +56,8 @@ def test_the_same_command_keeps_those_of_the_run(command, stopped, tmp_path):
 def test_a_command_with_another_one_is_of_another_run(command, stopped):
     config = parse_config(with_block(command, {"keep_freed_memory": True}))
     assert find_unfinished(config, stopped)[0] is not None  # it changes no number
+    config = parse_config(with_block(command, {"sampler_log_probs": True}))
+    assert find_unfinished(config, stopped)[0] is None  # it changes rounding
 
 
 def test_a_run_of_an_earlier_version_is_resumed_without_them(tmp_path):
