@@ -63,8 +63,8 @@ from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
-from rl4lms_like.policies.merged_adapters import mergeable_layers
 from rl4lms_like.policies.low_precision import n_linear_weights
+from rl4lms_like.policies.merged_adapters import mergeable_layers
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.teacher_forcing import PromptCache
 from rl4lms_like.system.disk import with_home
