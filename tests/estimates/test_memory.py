@@ -196,6 +196,16 @@ def test_half_precision_keeps_less(run, tmp_path):
     assert half < 0.8 * full
 
 
+def test_a_fused_activation_keeps_less(run, tmp_path):
+    GPT2Config(n_layer=2, n_embd=64, n_head=2, **SMALL).save_pretrained(tmp_path / "model")
+    plan = plan_batches(parse_config(run))
+    kept = []
+    for is_fused in (False, True):
+        arguments = PolicyArguments(model_name=str(tmp_path / "model"), speedups={"fused_activations": is_fused})
+        kept.append(NetworkShapes(arguments.model_name, arguments, causal=True).activations(plan))
+    assert kept[1] < 0.8 * kept[0]
+
+
 def test_a_model_that_is_out_of_reach_is_named(run):
     run["alg"]["policy"]["args"]["model_name"] = "no-such-owner/no-such-model"
     with pytest.raises(ModelError, match="'no-such-owner/no-such-model'"):
