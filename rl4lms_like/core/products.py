@@ -59,6 +59,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
+def product_of_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x Wᵀ + b by oneDNN's operator for shapes of any size, without gradients; arguments as in `linear`."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
 def _is_faster(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN's kernel is used for x Wᵀ."""
     if why_mkl() is not None or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
@@ -73,8 +79,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
+        return product_of_onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

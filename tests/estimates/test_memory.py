@@ -24,6 +24,7 @@ from rl4lms_like.estimates.memory import (
     main_memory,
 )
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
@@ -79,7 +80,9 @@ def built(config):
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto_class.from_config(config).eval()
+    model = auto_class.from_config(config).eval()
+    fuse_activations(model)  # as the policy of a run without `speedups` in its config
+    return model
 
 
 def padded(mask):
