@@ -3,6 +3,7 @@
     python -m benchmarks.speedups                                       PPO at the shapes i and ii
     python -m benchmarks.speedups --shapes iii --speedups onednn
     python -m benchmarks.speedups --model benchmarks/.models/smollm2    GRPO with LoRA on SmolLM2-135M
+    python -m benchmarks.speedups --products                            oneDNN's and MKL's products, by shape
     python -m benchmarks.speedups --quick                               does everything run? (tiny work)
 
 One process for each variant; they take turns, and a ratio is the median of ratios within a round. The shapes are those
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,6 +39,9 @@ PARTS = {
     "backward": "update: backward",
 }
 """Column -> part of an iteration."""
+
+WEIGHTS = ((256, 256), (512, 512), (768, 768), (2304, 768), (3072, 768), (768, 3072), (50257, 768))
+ROWS = (128, 256, 512)
 
 console = Console(width=120)
 
@@ -104,17 +109,50 @@ def table(shape: Shape, rows: Mapping[str, Mapping[str, float]]) -> Table:
     return made
 
 
+def products(n_rounds: int) -> Table:
+    """Return the time of oneDNN's product relative to MKL's: medians of ratios, for weights `[m, d]` and rows."""
+    import torch
+
+    from rl4lms_like.core.products import product_of_onednn
+
+    made = Table(title="CPU time of oneDNN's product / MKL's")
+    made.add_column("weight")
+    for n_rows in ROWS:
+        made.add_column(f"{n_rows} rows", justify="right")
+    for m, d in WEIGHTS:
+        weight, bias = torch.randn(m, d), torch.randn(m)
+        ratios = []
+        for n_rows in ROWS:
+            x = torch.randn(n_rows, d)
+            n_calls = max(1, 10**8 // (n_rows * m * d))
+            seconds: list[list[float]] = [[], []]
+            for _ in range(n_rounds):
+                for compute, times in zip((torch.nn.functional.linear, product_of_onednn), seconds, strict=True):
+                    start = time.process_time()
+                    for _ in range(n_calls):
+                        compute(x, weight, bias)
+                    times.append(time.process_time() - start)
+            mkl, onednn = seconds
+            ratios.append(f"{median(mine / theirs for mine, theirs in zip(onednn, mkl, strict=True)):.2f}")
+        made.add_row(f"{m} x {d}", *ratios)
+    return made
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="i,ii", help=f"of {','.join(SHAPES)} (default i,ii)")
     parser.add_argument("--model", type=Path, help="folder of SmolLM2-135M, made by benchmarks.real_model")
     parser.add_argument("--speedups", default=",".join(no_speedups()), help="that are measured alone (default: each)")
     parser.add_argument("--iterations", type=int, default=5, help="of each, after a warm-up (default 5)")
+    parser.add_argument("--products", action="store_true", help="only single products, of many shapes")
     parser.add_argument("--quick", action="store_true", help="tiny work: does everything run?")
     parser.add_argument("--threads", type=int, default=1, help="of torch in each process (default 1)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
     options = parser.parse_args(arguments)
+    if options.products:
+        console.print(products(2 if options.quick else 12))
+        return
     blocks = variants(options.speedups.split(","))
 
     results: dict[str, Any] = {}

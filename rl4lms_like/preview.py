@@ -217,7 +217,10 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     is_complete = settings.check_weights(config, networks)
     weights = "complete" if is_complete else "compared with the config when they are loaded"
     description = f"fit: {len(tokenizer):,} tokens; up to {prompt:,} in a prompt and {response:,} in a response\n"
-    return f"{description}weights: {weights}\n", _Models(networks["model_name"], tokenizer, prompt)
+    description += f"weights: {weights}\n"
+    for notice in settings.speedups_without_effect(config, networks["model_name"]):
+        description += f"{notice}\n"
+    return description, _Models(networks["model_name"], tokenizer, prompt)
 
 
 class _NotLoadedError(RL4LMsLikeError):

@@ -501,6 +501,8 @@ def environment(device: Any) -> dict[str, Any]:
     """Return what a run's numbers depend on besides its config, without paths or names of machines and users."""
     import torch
 
+    from rl4lms_like.core.products import why_mkl
+
     # Strings are hashed with a random seed unless this variable sets it; the order of a set of strings depends on it.
     hash_seed = "0"
     if sys.flags.hash_randomization:
@@ -513,6 +515,7 @@ def environment(device: Any) -> dict[str, Any]:
         "packages": {name: installed_version(name) for name in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": torch.backends.cpu.get_cpu_capability(),
+        "float32_products": "MKL" if why_mkl() else "oneDNN",  # where the speedup `onednn` is on
         "threads": torch.get_num_threads(),
         "device": str(device),
         "float32_matmul": torch.get_float32_matmul_precision(),

@@ -14,6 +14,7 @@ from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.on_policy import assemble as training_assemble
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.speedups import all_speedups
 from rl4lms_like.preview import preview, time_section
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
 from rl4lms_like.training.inputs import load_model_config
@@ -75,6 +76,21 @@ def test_models_and_lengths_are_held_against_each_other_before_weights_are_read(
         with raises_at(path) as trained:
             assemble(parse_config(blocks))
         assert trained.value.issues == caught.value.issues
+
+
+def test_a_speedup_that_is_set_and_cannot_apply_has_a_notice(on, caplog):
+    def notices(**speedups):
+        text = "\n".join(preview(parse_config(on(speedups=speedups))))
+        return [line for line in text.splitlines() if line.startswith("alg.policy.args.speedups")]
+
+    # GPT-2 has one key and value for each head.
+    line = "alg.policy.args.speedups.grouped_attention: no effect: the model's attention has no groups"
+    assert notices(grouped_attention=True, fused_activations=True) == [line]
+    assert notices(grouped_attention=False) == notices() == []
+    assert notices(**all_speedups()) == []  # as a run stores them
+
+    assemble(parse_config(on(speedups={"grouped_attention": True})))
+    assert line in caplog.messages
 
 
 @pytest.mark.parametrize("key", ["model_name", "critic_model", "reference_model"])

@@ -32,13 +32,16 @@ from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.base import make_optimizer
+from rl4lms_like.policies.faster_layers import reasons_without_effect
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.routing import has_balancing_loss
+from rl4lms_like.policies.speedups import PATH as SPEEDUPS
+from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.rollouts.supported import unsupported_with
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError, Notice
 
 ARGS = "alg.policy.args"
 _NETWORKS = {
@@ -160,6 +163,31 @@ def check_prompts(
         if empty:
             text = f"the prompts of {len(empty)} samples of {split!r} are empty ({empty[0]!r})"
             raise DataPoolError(f"{text}: {NO_PROMPT}")
+
+
+def speedups_without_effect(config: RunConfig, network: PretrainedConfig) -> list[Notice]:
+    """Return a notice for each speedup that is set to true and cannot change the run on this machine.
+
+    `network` is the config of the policy's model.
+    """
+    # A run stores all speedups, also those that nobody asked for.
+    arguments = PolicyArguments.known_in(config.alg.policy.args)
+    chosen = arguments.speedups
+    if set(chosen) == set(no_speedups()):
+        return []
+
+    device = get_device(config.alg.args.get("device") or config.device)
+    reasons = reasons_without_effect(
+        arguments,
+        network,
+        is_on_processor=device.type == "cpu",
+        is_sharded=config.distributed.strategy == "fsdp",
+    )
+    notices = []
+    for key, reason in reasons.items():
+        if chosen.get(key):
+            notices.append(Notice(f"{SPEEDUPS}.{key}", f"no effect: {reason}"))
+    return notices
 
 
 def load_networks(config: RunConfig, load: Callable[[PolicyArguments], PretrainedConfig]) -> Networks:

@@ -1,9 +1,9 @@
 """Product of many rows with a weight, by the faster of two libraries: x Wᵀ + b in float32 on processors.
 
-torch multiplies float32 matrices with MKL. On AMD processors with AVX-512, oneDNN's kernel takes 0.53 to 0.97 of its
-time if there are at least 256 rows and the weight has at least 512 x 512 numbers (docs/speedups.md); with fewer, the
-time until the kernel is chosen is not worth it. On other processors it was not measured, so MKL is kept. The choice
-depends on nothing but the shapes and the processor, so that the same run has the same bytes.
+torch multiplies float32 matrices with MKL. On AMD processors with AVX-512, oneDNN's kernel takes 0.58 to 0.97 of its
+time if there are at least 256 rows and the weight is at least 512 x 512 (docs/speedups.md). With smaller ones it is not
+faster, or not by more than the choice of the kernel takes. On other processors it was not measured, so MKL is kept. The
+choice depends on nothing but the shapes and the processor, so that the same run has the same bytes.
 
 Both sum the products of a row and a column in another order, so results differ by rounding.
 """
@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 MIN_ROWS = 256
 """Number of rows from which oneDNN's kernel is used."""
-MIN_WEIGHT = 2**18
-"""Number of numbers in a weight from which it is used."""
+MIN_SIDE = 512
+"""Number of rows and of columns of a weight from which it is used."""
 
 
 @cache
@@ -59,12 +59,18 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product
 
 
+def product_of_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x Wᵀ + b by oneDNN's operator for shapes of any size, without gradients; arguments as in `linear`."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return product
+
+
 def _is_faster(x: Tensor, weight: Tensor) -> bool:
     """Return whether oneDNN's kernel is used for x Wᵀ."""
     if why_mkl() is not None or x.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     is_float32 = x.dtype == weight.dtype == torch.float32
-    return is_float32 and weight.numel() >= MIN_WEIGHT and x.numel() >= MIN_ROWS * x.shape[-1]
+    return is_float32 and min(weight.shape) >= MIN_SIDE and x.numel() >= MIN_ROWS * x.shape[-1]
 
 
 class _Linear(torch.autograd.Function):
@@ -73,8 +79,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
+        return product_of_onednn(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -61,11 +61,13 @@ from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.low_precision import n_linear_weights
 from rl4lms_like.policies.merged_adapters import mergeable_layers
 from rl4lms_like.policies.sharding import blocks_of
+from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import PromptCache
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ModelError, OutOfMemoryError
@@ -316,6 +318,7 @@ def estimate_supervised_memory(
     training = config.alg.training_args
     known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
     known["attn_implementation"] = config.alg.attn_implementation
+    known["speedups"] = no_speedups()  # those of a policy
     known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
     known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
     causal = config.alg.model_type == "causal"
@@ -581,6 +584,8 @@ class NetworkShapes:
         options = {} if attention is None else {"attn_implementation": attention}
         with self._mode:
             model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
+        if self.arguments.used_speedups.fused_activations:
+            fuse_activations(model)
         if self.arguments.peft is None:
             return model
 

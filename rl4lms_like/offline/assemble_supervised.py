@@ -38,6 +38,7 @@ from rl4lms_like.policies.parity import dependence_on_batch, longest_independent
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.system.freed_memory import keep_freed_memory
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
@@ -178,6 +179,9 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     """
     set_n_threads(config)
     check_settings(config)
+    # Before the first large tensors are made. It changes no number, so that no run needs a switch.
+    if get_device(config.device).type == "cpu":
+        keep_freed_memory()
     # The main process creates embedded models that do not exist yet; the others find them in the cache.
     with ranks.main_first():
         config = with_created_models(config)

@@ -33,6 +33,7 @@ from rl4lms_like.config.settings import (
     check_weights,
     load_networks,
     response_length,
+    speedups_without_effect,
 )
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.observation import TextLayout
@@ -147,8 +148,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     model_config = networks["model_name"]
     tokenizer = build_tokenizer(config.tokenizer)
     check_fit(config, tokenizer, networks)
-    for pattern_notice in stripped_pattern_notices(config, tokenizer):
-        logger.warning("%s", pattern_notice)
+    for notice in (*stripped_pattern_notices(config, tokenizer), *speedups_without_effect(config, model_config)):
+        logger.warning("%s", notice)
     max_prompt_length, _ = check_lengths(config, tokenizer, networks)
     check_weights(config, networks)
 
@@ -175,8 +176,9 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
         algorithm.ptx = ptx
 
     # What depends on the size of the model.
-    if notice := learning_rate_notice(config, algorithm.policy.n_parameters):
-        logger.warning("%s", notice)
+    rate_notice = learning_rate_notice(config, algorithm.policy.n_parameters)
+    if rate_notice is not None:
+        logger.warning("%s", rate_notice)
     set_n_threads(config, algorithm.policy)
     return AssembledRun(
         config=config,

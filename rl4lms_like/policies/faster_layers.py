@@ -16,13 +16,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.pytorch_utils import Conv1D
 
 from rl4lms_like.core.products import linear, why_mkl
+from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.speedups import Speedups
+from rl4lms_like.system.freed_memory import why_returned
 
 
 def speed_up(model: PreTrainedModel, speedups: Speedups, *, computes_eagerly: bool) -> None:
@@ -39,6 +41,42 @@ def speed_up(model: PreTrainedModel, speedups: Speedups, *, computes_eagerly: bo
         group_attention(model)
     if speedups.onednn and computes_eagerly and why_mkl() is None:
         use_onednn(model)
+
+
+def reasons_without_effect(
+    arguments: PolicyArguments, network: PretrainedConfig, *, is_on_processor: bool, is_sharded: bool
+) -> dict[str, str]:
+    """Return the speedups that cannot change a run on this machine, each with the reason.
+
+    Args:
+        arguments: of the policy.
+        network: config of its model.
+        is_on_processor: the run does not use a GPU.
+        is_sharded: weights are split over processes.
+    """
+    reasons: dict[str, str] = {}
+    if not is_on_processor:
+        reasons |= dict.fromkeys(("keep_freed_memory", "onednn", "grouped_attention"), "the run uses a GPU")
+    elif returned := why_returned():
+        reasons["keep_freed_memory"] = returned
+
+    products = why_mkl()
+    if arguments.compile:
+        products = "compile: true chooses the products"
+    elif is_sharded:
+        products = "weights are split (distributed.strategy: fsdp)"
+    if products is not None:
+        reasons.setdefault("onednn", products)
+
+    # Families have different names for their activation.
+    text = network.get_text_config()
+    if "gelu_new" not in vars(text).values():
+        reasons["fused_activations"] = "the model's activation is not gelu_new"
+    if getattr(text, "num_key_value_heads", None) in (None, text.num_attention_heads):
+        reasons.setdefault("grouped_attention", "the model's attention has no groups")
+    elif arguments.attn_implementation not in (None, "sdpa"):
+        reasons.setdefault("grouped_attention", f"attn_implementation is {arguments.attn_implementation}, not sdpa")
+    return reasons
 
 
 def fuse_activations(model: nn.Module) -> int:

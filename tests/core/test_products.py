@@ -65,7 +65,8 @@ def test_without_gradients_no_graph_is_stored():
     "arguments",
     [
         pytest.param((torch.ones(255, 1024), torch.ones(1024, 1024)), id="few rows"),
-        pytest.param((torch.ones(512, 256), torch.ones(256, 256)), id="small weight"),
+        pytest.param((torch.ones(512, 511), torch.ones(4096, 511)), id="narrow weight"),
+        pytest.param((torch.ones(512, 4096), torch.ones(511, 4096)), id="short weight"),
         pytest.param((torch.ones(512, 1024).double(), torch.ones(1024, 1024).double()), id="float64"),
         pytest.param((torch.ones(512, 1024).bfloat16(), torch.ones(1024, 1024).bfloat16()), id="bfloat16"),
     ],

@@ -24,6 +24,7 @@ from rl4lms_like.estimates.memory import (
     main_memory,
 )
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
@@ -79,7 +80,9 @@ def built(config):
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     auto_class = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    return auto_class.from_config(config).eval()
+    model = auto_class.from_config(config).eval()
+    fuse_activations(model)  # as the policy of a run without `speedups` in its config
+    return model
 
 
 def padded(mask):
@@ -194,6 +197,16 @@ def test_half_precision_keeps_less(run, tmp_path):
         NetworkShapes(str(tmp_path / "model"), each, causal=True).activations(plan) for each in (arguments, halved)
     )
     assert half < 0.8 * full
+
+
+def test_a_fused_activation_keeps_less(run, tmp_path):
+    GPT2Config(n_layer=2, n_embd=64, n_head=2, **SMALL).save_pretrained(tmp_path / "model")
+    plan = plan_batches(parse_config(run))
+    kept = []
+    for is_fused in (False, True):
+        arguments = PolicyArguments(model_name=str(tmp_path / "model"), speedups={"fused_activations": is_fused})
+        kept.append(NetworkShapes(arguments.model_name, arguments, causal=True).activations(plan))
+    assert kept[1] < 0.8 * kept[0]
 
 
 def test_a_model_that_is_out_of_reach_is_named(run):

@@ -45,7 +45,7 @@ needs_onednn = pytest.mark.skipif(products.why_mkl() is not None, reason=str(pro
 def products_of_any_size(monkeypatch):
     """Let tiny models use oneDNN's operator too."""
     monkeypatch.setattr(products, "MIN_ROWS", 1)
-    monkeypatch.setattr(products, "MIN_WEIGHT", 1)
+    monkeypatch.setattr(products, "MIN_SIDE", 1)
 
 
 @pytest.fixture(scope="module")
