@@ -283,10 +283,10 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
             other_gradients = 7 * FLOAT * policy.trained
 
-        # A layer with an adapter frees tensors as large as the one that it keeps, and glibc does not use a freed
-        # aligned block again for an aligned tensor of the same size.
+        # A layer with a separate adapter frees tensors as large as the one that it keeps, and glibc does not use a
+        # freed aligned block again for an aligned tensor of the same size.
         freed_by_adapters = 0
-        if device == "cpu" and arguments.peft is not None:
+        if device == "cpu" and arguments.peft is not None and not arguments.merges_adapters:
             freed_by_adapters = int(FREED_BY_ADAPTERS[arguments.dtype] * sizes["activations"])
         return MemoryEstimate(
             sizes,

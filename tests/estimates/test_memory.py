@@ -336,11 +336,14 @@ def test_memory_of_the_program_that_starts_a_check_is_not_counted(run, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_adapters_raise_only_the_upper_number(family, dtype):
+def test_separate_adapters_raise_only_the_upper_number(family, dtype):
     run, config = family
     whole = estimate(run, dtype=dtype)
     target = "q" if config.model_type == "t5" else "c_attn" if config.model_type == "gpt2" else "q_proj"
-    adapters = estimate(run, dtype=dtype, peft={"r": 2, "target_modules": [target]})
+    peft = {"r": 2, "target_modules": [target]}
+    merged = estimate(run, dtype=dtype, peft=peft)
+    assert (merged.freed_by_adapters == 0) == (dtype == "float32")
+    adapters = estimate(run, dtype=dtype, peft=peft, speedups={"merged_adapters": False})
     assert whole.freed_by_adapters == 0 < adapters.freed_by_adapters <= adapters.parts["activations"]
     plain = dataclasses.replace(adapters, freed_by_adapters=0, shortest=None)
     assert adapters.lower == plain.lower
