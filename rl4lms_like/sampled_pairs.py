@@ -34,7 +34,10 @@ from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.inference import responder_of
+from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.speedups import KEY as SPEEDUPS
+from rl4lms_like.policies.speedups import Speedups, all_speedups, has_speedups, no_speedups, stored_speedups
 from rl4lms_like.rewards.call import score_episodes
 from rl4lms_like.rewards.time_limit import TimeIsUp, within
 from rl4lms_like.run import deterministic_operations, silence_libraries
@@ -48,7 +51,7 @@ from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder
 from rl4lms_like.training.inputs import build_datapool, build_tokenizer, load_model_config, render_prompts
-from rl4lms_like.training.resuming.resume import with_template_date
+from rl4lms_like.training.resuming.resume import with_speedups, with_template_date
 from rl4lms_like.training.threads import set_n_threads
 
 REPORT_EVERY_S = 30.0
@@ -77,6 +80,7 @@ class Progress:
         sums: sums of the scores of chosen and rejected responses.
         reward: state of the reward.
         template_date: the day that the chat template writes as today; None without a template.
+        speedups: the policy's, with those that the config does not name; a file of an earlier version has none.
     """
 
     digest: str
@@ -86,6 +90,7 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)
     reward: Any = None
     template_date: str | None = None
+    speedups: dict[str, bool] = field(default_factory=no_speedups)
 
     def lines(self, out: Path) -> Iterator[str]:
         """Yield the lines of the report."""
@@ -140,16 +145,22 @@ def write_pairs(
     evaluation = replace(config.train_evaluation, metrics=[])
     config = with_created_models(replace(config, train_evaluation=evaluation))
 
-    # A file that is continued on another day has prompts with the date of its start.
+    # A file that is continued on another day has prompts with the date of its start, and one that is continued with
+    # another version has responses that are sampled as at its start.
+    started = _started(out)
     if config.tokenizer.template_date is None:
-        config = with_template_date(config, _date_of_start(out) or date.today().isoformat())
+        day = None if started is None else started.template_date
+        config = with_template_date(config, day or date.today().isoformat())
+    speedups = _speedups(config, started)
+    sampled_with = with_speedups(config, speedups) if speedups else config
     reward = build_components(config, with_callbacks=False).reward_fn
 
     with deterministic_operations(config.deterministic):
-        responder, samples = _responder_and_samples(config, split, reward)
+        responder, samples = _responder_and_samples(sampled_with, split, reward)
         samples = samples[:max_prompts]
         progress = _progress(out, _digest(config, samples, [n_samples, split, min_difference]))
         progress.template_date = config.tokenizer.template_date
+        progress.speedups = speedups
         if progress.reward is not None:
             load_state(reward, progress.reward)
 
@@ -250,13 +261,29 @@ def _digest(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]
     return sha256(repr([blocks, config.seed, texts, *options]).encode(errors="replace")).hexdigest()
 
 
-def _date_of_start(out: Path) -> str | None:
-    """Return the date in the progress of a file of pairs; None if there is none."""
+def _started(out: Path) -> Progress | None:
+    """Return the progress of a file of pairs; None if there is none."""
     try:
         progress = Progress(**json.loads(_progress_file(out).read_text(encoding="utf-8")))
-        return date.fromisoformat(str(progress.template_date)).isoformat()
+        if progress.template_date is not None:
+            date.fromisoformat(progress.template_date)
+        Speedups(**progress.speedups)
+        return progress
     except (OSError, ValueError, TypeError):  # `_progress` reports what is wrong with the file
         return None
+
+
+def _speedups(config: RunConfig, started: Progress | None) -> dict[str, bool]:
+    """Return the speedups of the policy: those of the config, and the others as when the file was started.
+
+    A user's policy may have none.
+    """
+    if not has_speedups(POLICIES.arguments_class(config.alg.policy.id)):
+        return {}
+    given = config.alg.policy.args.get(SPEEDUPS) or {}
+    if started is None:
+        return all_speedups(given)
+    return {**stored_speedups(started.speedups), **given}
 
 
 def _progress_file(out: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,30 @@ def test_the_same_call_continues_to_the_same_file(interrupted, config, tmp_path)
     assert report[1:] == [line.replace("whole.jsonl", "pairs.jsonl") for line in whole]
     CALLS.clear()
     assert pairs(config(), out) == (expected, [f"{out}: 7 of 7 prompts are done", *report[1:]]) and not CALLS
+
+
+def test_a_file_of_an_earlier_version_continues_without_speedups(config, tmp_path):
+    given = config().alg.policy.args
+    without = {"args": {**given, "speedups": {"fast_decoding": False}}}
+    started = config()
+    started = replace(started, alg=replace(started.alg, policy=replace(started.alg.policy, **without)))
+    expected, _ = pairs(started, tmp_path / "whole.jsonl")
+    today, _ = pairs(config(), tmp_path / "today.jsonl")
+    assert today != expected
+    CALLS.clear()
+    FAILS_AT[:] = [2]
+    out = tmp_path / "pairs.jsonl"
+    with pytest.raises(RewardError):
+        pairs(started, out)
+    FAILS_AT.clear()
+
+    # Such a version knew no speedups, neither in the progress nor in the digest of the config.
+    progress = tmp_path / "pairs.jsonl.progress.json"
+    digest = json.loads((tmp_path / "today.jsonl.progress.json").read_text())["digest"]
+    stored = json.loads(progress.read_text()) | {"digest": digest}
+    stored.pop("speedups")
+    progress.write_text(json.dumps(stored))
+    assert pairs(config(), out)[0] == expected
 
 
 def test_the_state_of_the_reward_is_kept(config, tmp_path):

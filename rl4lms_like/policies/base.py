@@ -41,6 +41,7 @@ from rl4lms_like.policies.arguments import (
     samples_other_distribution,
 )
 from rl4lms_like.policies.faster_layers import speed_up
+from rl4lms_like.policies.decoding import Contexts
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
@@ -474,6 +475,10 @@ class LMActorCriticPolicy(BasePolicy):
             )
         self.engine.check_ids(episodes, self.vocab_size)
         return episodes.to(self.device)
+
+    def new_contexts(self) -> Contexts | None:
+        """Return a new argument `contexts` of `generate`; see `TextGenerator.new_contexts`."""
+        return None if self.engine.external is not None else self.generator.new_contexts()
 
     @property
     def samples_other_distribution(self) -> bool:

@@ -10,6 +10,8 @@ processors and stopping criteria of all its arguments; only the steps are differ
 keys and values        are written into a buffer of the full length, instead of copying all of them in every step
 sampling               is the inverse of the cumulated probabilities, found in two levels, at one number per token
 log-probs              of the sampled tokens are returned, so that they need no pass of their own
+responses that ended   are not computed any further once they are half of those that are
+contexts               of a dialogue keep their keys and values, so that a turn reads only what is new
 
 A number belongs to a row and a column of the response: a row's text depends neither on the rows after it nor on when
 others end, except that rounding depends on the size of a batch.
@@ -18,9 +20,9 @@ others end, except that rounding depends on the size of a batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -50,18 +52,39 @@ class Decoded(NamedTuple):
     entropy: Tensor | None = None
 
 
+class RowState(Protocol):
+    """Something with a state of each row of a batch."""
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the states of some rows, in the order of the index `[k]`."""
+
+
 class DecodeLoop:
     """Token-by-token generation as a `custom_generate` of transformers; valid for one call of `generate`.
 
     Args:
         mask: `[n, prompt_len]`, True on real tokens of the prompts, which are padded on the left.
         shares_prompts: read equal prompts once.
+        contexts: texts that an earlier call has read, each the beginning of the prompt in the same row; the prompts and
+            their responses are added. No row is left out then.
+        row_states: processors and criteria with a state of each row; their `select` is called when ended rows are left
+            out of the computation. None leaves out none.
         with_entropy: record entropies. No token may be excluded: its logit of -inf has no product with a probability.
     """
 
-    def __init__(self, mask: Tensor, *, shares_prompts: bool, with_entropy: bool = False) -> None:
+    def __init__(
+        self,
+        mask: Tensor,
+        *,
+        shares_prompts: bool,
+        contexts: Contexts | None = None,
+        row_states: Sequence[RowState] | None = (),
+        with_entropy: bool = False,
+    ) -> None:
         self.mask = mask
         self.shares_prompts = shares_prompts
+        self.contexts = contexts
+        self.row_states = row_states if contexts is None else None
         self.with_entropy = with_entropy
 
     def __call__(
@@ -80,36 +103,48 @@ class DecodeLoop:
 
         # One number per token, row by row, from the processor's generator also on a GPU: a row's do not depend on n.
         uniforms = torch.rand(n, n_steps, dtype=torch.float64).to(device, non_blocking=True)
-        text = F.pad(input_ids, (0, n_steps), value=generation_config.pad_token_id)  # [n, prompt_len + n_steps]
+        response = input_ids.new_full((n, n_steps), generation_config.pad_token_id)
         log_prob = torch.zeros(n, n_steps, device=device)
         entropy = torch.zeros_like(log_prob) if self.with_entropy else None
+
+        # Of the rows that are computed, k of n: prompt and response, and whether it has ended.
+        rows = torch.arange(n, device=device)
+        text = torch.cat([input_ids, response], dim=1)  # [k, prompt_len + n_steps]
         is_over = torch.zeros(n, dtype=torch.bool, device=device)
 
-        contexts = Contexts(model)
-        logits = contexts.read_prompts(input_ids, self.mask, n_steps=n_steps, once=self.shares_prompts)  # [n, vocab]
+        contexts = Contexts(model) if self.contexts is None else self.contexts
+        logits = contexts.read_texts(input_ids, self.mask, n_steps=n_steps, once=self.shares_prompts)  # [k, vocab]
         for step in range(n_steps):
             column = prompt_len + step
             scores = logits_processor(text[:, :column], logits)
             probs = scores.softmax(dim=-1)
-            token = sampled(probs, uniforms[:, step]) if generation_config.do_sample else probs.argmax(dim=-1)
-            log_prob[:, step] = probs.gather(1, token[:, None])[:, 0].log()
+            token = sampled(probs, uniforms[rows, step]) if generation_config.do_sample else probs.argmax(dim=-1)
+            token_log_prob = probs.gather(1, token[:, None])[:, 0].log()
             if entropy is not None:
-                entropy[:, step] = _entropy(probs, scores, token, log_prob[:, step])
+                entropy[rows, step] = _entropy(probs, scores, token, token_log_prob)
 
             # What follows an end is padding, which is read like a token.
             text[:, column] = torch.where(is_over, text[:, column], token)
-            is_over |= stopping_criteria(text[:, : column + 1], scores)
-            if step + 1 == n_steps or (_checks_end(step, device) and bool(is_over.all())):
+            response[rows, step] = text[:, column]
+            log_prob[rows, step] = token_log_prob
+            is_over = is_over | stopping_criteria(text[:, : column + 1], scores)
+            if step + 1 == n_steps:
                 break
-            logits = contexts.read(text[:, column : column + 1])
 
-        response = slice(prompt_len, column + 1)
-        return Decoded(text[:, response], log_prob[:, : step + 1], None if entropy is None else entropy[:, : step + 1])
+            # How many have ended? A GPU has to finish its work to answer.
+            if device.type == "cpu" or (step + 1) % CHECK_EVERY == 0:
+                n_over = int(is_over.sum())
+                if n_over == len(rows):
+                    break
+                if self.row_states is not None and 2 * n_over >= len(rows):
+                    kept = (~is_over).nonzero()[:, 0]
+                    rows, text, is_over = rows[kept], text[kept], is_over[kept]
+                    for state in (contexts, *self.row_states):
+                        state.select(kept)
+            logits = contexts.read(text[:, column : column + 1], is_real=~is_over)
 
-
-def _checks_end(step: int, device: torch.device) -> bool:
-    """Return whether to ask after this step if all responses have ended: a GPU has to finish its work to answer."""
-    return device.type == "cpu" or (step + 1) % CHECK_EVERY == 0
+        length = step + 1
+        return Decoded(response[:, :length], log_prob[:, :length], None if entropy is None else entropy[:, :length])
 
 
 def _entropy(probs: Tensor, scores: Tensor, token: Tensor, log_prob: Tensor) -> Tensor:
@@ -137,7 +172,8 @@ def sampled(probs: Tensor, uniforms: Tensor) -> Tensor:
     # Relative to what precedes the block: the cumulated probability within it, [n, BLOCK].
     before = F.pad(ends, (1, 0)).gather(1, block)
     inside = blocks.take_along_dim(block[:, :, None], dim=1)[:, 0].double().cumsum(dim=1)
-    return (block * BLOCK + _first_above(inside, target - before))[:, 0]
+    token = block * BLOCK + _first_above(inside, target - before)
+    return token.clamp_max_(probs.shape[1] - 1)[:, 0]  # only NaN can be beyond the vocabulary
 
 
 def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
@@ -154,63 +190,126 @@ def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
 class Contexts:
     """Texts that a model has read: their keys and values, which the tokens after them attend to.
 
+    columns    padding | prompt | turn 1, holes | holes, answer 1 | turn 2, holes ...
+    mask           0 0      1 1      1 1      0       0      1 1       1 1      0
+
+    A hole is no token: it is masked, and positions count only real tokens. Texts that go on differ in length, so each
+    answer ends in the last column.
+
     Args:
-        model: decoder-only model whose cache has the keys and values of all tokens; see `keeps_all_keys`.
+        model: decoder-only model that `keeps_all_keys`.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
         self.cache = DynamicCache(config=model.config)
         self._known = set(inspect.signature(model.forward).parameters)
-        self._mask: Tensor | None = None  # [n, full length]; None if no text is padded
-        self._n_read = 0  # columns of the cache
+        self._n_read = 0  # columns that have keys and values
+        self._ids = torch.empty(0)  # [n, n_read and room for more]
+        self._mask = torch.empty(0)  # the same, bool
         self._positions = torch.empty(0)  # of the next token, [n, 1]
+        self._has_holes = False  # attention needs the mask
 
-    def read_prompts(self, ids: Tensor, mask: Tensor, *, n_steps: int, once: bool) -> Tensor:
-        """Read prompts `[n, prompt_len]` and make room for `n_steps` tokens; return the logits `[n, vocab]`.
+    def select(self, rows: Tensor) -> None:
+        """Keep some of the texts, in the order of the index `[k]`; nothing happens before anything is read."""
+        if self._n_read == 0:
+            return
+        for name in ("_ids", "_mask", "_positions"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._reserve(rows, self._mask.shape[1])
+
+    def read_texts(self, ids: Tensor, mask: Tensor, *, n_steps: int, once: bool) -> Tensor:
+        """Read what is new in texts `[n, length]`, and make room for `n_steps` tokens.
 
         Args:
-            ids: padded on the left.
+            ids: whole texts, padded on the left. Each begins with what was read of the text in the same row.
             mask: True on real tokens.
             n_steps: maximum number of tokens that are read afterwards.
-            once: read equal prompts once.
+            once: read equal texts once.
+
+        Returns:
+            The logits of the next tokens `[n, vocab]`.
+
+        Raises:
+            RuntimeError: a text does not continue what was read.
         """
-        n, self._n_read = ids.shape
-        rows = torch.arange(n, device=ids.device)  # of each text in what is read
+        is_first = self._n_read == 0
+        rows = torch.arange(len(ids), device=ids.device)  # of each text in what is read
+        if is_first:
+            self._ids, self._mask = ids[:, :0], mask[:, :0]
+        n_before = self._mask[:, : self._n_read].sum(dim=1, keepdim=True)  # real tokens, [n, 1]
+        new_ids, new_mask = self._new(ids, mask, n_before)  # [n, width]
+
+        # With room for the tokens that follow, which are no holes as long as they are generated.
+        self._ids = F.pad(torch.cat([self._ids[:, : self._n_read], new_ids], dim=1), (0, n_steps))
+        self._mask = F.pad(torch.cat([self._mask[:, : self._n_read], new_mask], dim=1), (0, n_steps), value=True)
+        self._has_holes = not bool(self._mask.all())
+        self._n_read += new_ids.shape[1]
 
         # With the mask: the id of padding may also be that of a real token.
-        different, different_mask = ids, mask
-        if once:
+        attended = self._mask[:, : self._n_read]
+        if is_first and once:
             pairs, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
-            different, different_mask = pairs[:, : self._n_read], pairs[:, self._n_read :].bool()
+            new_ids, new_mask = pairs[:, : ids.shape[1]], pairs[:, ids.shape[1] :].bool()
+            attended, n_before = new_mask, n_before[: len(pairs)]
+        if not is_first:
+            self._reserve(rows, self._mask.shape[1])
 
-        # Positions from the mask, as in teacher forcing. Without padding, attention needs no mask.
-        positions = (different_mask.long().cumsum(dim=1) - 1).clamp_min(0)
-        if not bool(mask.all()):
-            self._mask = F.pad(mask, (0, n_steps), value=True).long()
+        # Positions from the mask, as in teacher forcing.
+        positions = (n_before + new_mask.long().cumsum(dim=1) - 1).clamp_min(0)
         with _contiguous_head(self.model):
-            logits = self._forward(different, None if self._mask is None else different_mask.long(), positions)
+            logits = self._forward(new_ids, attended, positions)
 
         # From here on each text has keys and values of its own.
+        if is_first:
+            self._reserve(rows, self._mask.shape[1])
         self._positions = positions[rows, -1:] + 1
-        length = self._n_read + n_steps
-        layers: list[Any] = self.cache.layers
-        self.cache.layers = [BufferLayer(layer.keys, layer.values, rows, length) for layer in layers]
         return logits[rows]
 
-    def read(self, tokens: Tensor) -> Tensor:
-        """Read one token of each text `[n, 1]`; return the logits of the next one `[n, vocab]`."""
+    def read(self, tokens: Tensor, *, is_real: Tensor) -> Tensor:
+        """Read one token of each text `[n, 1]`; return the logits of the next ones `[n, vocab]`.
+
+        Args:
+            tokens: ids.
+            is_real: `[n]`, False where the token is a text's last one or follows it. The column becomes a hole, so that
+                the next turn has a token to read, whose logits choose its first one.
+        """
         self._n_read += 1
-        mask = None if self._mask is None else self._mask[:, : self._n_read]
-        logits = self._forward(tokens, mask, self._positions)
+        logits = self._forward(tokens, self._mask[:, : self._n_read], self._positions)
+        self._ids[:, self._n_read - 1] = tokens[:, 0]
+        self._mask[:, self._n_read - 1] = is_real
         self._positions = self._positions + 1
         return logits
 
-    def _forward(self, ids: Tensor, mask: Tensor | None, positions: Tensor) -> Tensor:
-        # Families differ in which of these arguments they have.
+    def _new(self, ids: Tensor, mask: Tensor, n_before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what follows the first `n_before` `[n, 1]` real tokens of texts `[n, length]`, padded on the left."""
+        is_read = mask & (mask.cumsum(dim=1) <= n_before)
+        n_new = mask.sum(dim=1, keepdim=True) - n_before
+        known = self._ids[:, : self._n_read][self._mask[:, : self._n_read]]
+        if int(n_new.min()) < 1 or not torch.equal(ids[is_read], known):
+            raise RuntimeError("a text does not continue the one in the same row that was read before")
+        columns = slice(ids.shape[1] - int(n_new.max()), None)
+        return ids[:, columns], (mask & ~is_read)[:, columns]
+
+    def _reserve(self, rows: Tensor, length: int) -> None:
+        """Copy the keys and values of texts `[n]` into buffers with room for `length` tokens."""
+        # One after the other: the old ones are freed.
+        layers: list[Any] = self.cache.layers
+        for index, layer in enumerate(layers):
+            layers[index] = BufferLayer(layer.keys, layer.values, rows, length)
+
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Return the logits after the last of `ids` `[n, k]`; `mask` `[n, n_read]` covers all columns so far."""
+        # Families differ in which of these arguments they have. Without padding, attention needs no mask.
         optional = {"position_ids": positions, "logits_to_keep": 1}
         known = {name: value for name, value in optional.items() if name in self._known}
-        output = self.model(input_ids=ids, attention_mask=mask, past_key_values=self.cache, use_cache=True, **known)
+        output = self.model(
+            input_ids=ids,
+            attention_mask=mask.long() if self._has_holes else None,
+            past_key_values=self.cache,
+            use_cache=True,
+            **known,
+        )
         logits: Tensor = output.logits[:, -1].float()
         return logits
 

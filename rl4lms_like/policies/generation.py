@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
-from rl4lms_like.policies.decoding import Decoded, DecodeLoop
+from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState
 from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
@@ -95,6 +95,10 @@ class StopCriterion(StoppingCriteria):
         self.stops = stops
         self.prompts = prompts
         self.start = start
+
+    def select(self, rows: Tensor) -> None:
+        """Keep the prompts of some rows, which are those of later calls."""
+        self.prompts = [self.prompts[row] for row in rows.tolist()]
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
         """Return whether each response `[n]` ends with its last token."""
@@ -398,6 +402,9 @@ class TextGenerator(GenerationEngine):
             `parity.check_decoding`, with the speedup `fast_decoding`.
     """
 
+    has_row_states: ClassVar[bool] = False
+    """True if `generate` gets logits processors with a state of each row, so that no row can be left out."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -423,6 +430,14 @@ class TextGenerator(GenerationEngine):
         """Side on which prompts are padded."""
         return "right" if self.is_encoder_decoder else "left"
 
+    def new_contexts(self) -> Contexts | None:
+        """Return a new argument `contexts` for the turns of a dialogue; None if each turn has to be read again.
+
+        Each turn is a call with the same object and whole texts as prompts. After `contexts.select(rows)`, the prompts
+        of the next call are those of these rows.
+        """
+        return Contexts(self.model) if self.uses_decode_loop and not self.has_row_states else None
+
     @torch.no_grad()
     def generate(
         self,
@@ -438,6 +453,7 @@ class TextGenerator(GenerationEngine):
         first_token_temperature: float | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dtype: Literal["float32", "bfloat16"] | None = None,
+        contexts: Contexts | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -455,6 +471,8 @@ class TextGenerator(GenerationEngine):
                 all tokens. Requires `record_log_prob`.
             tokenizer: decodes responses; required if the arguments have `stop_strings`.
             dtype: precision of the products of linear layers; default: that of the constructor.
+            contexts: what earlier calls have read, each the beginning of the prompt in the same row; see
+                `new_contexts`. The result is the same as without them, but for rounding.
 
         Returns:
             The finished episodes, on the model's device.
@@ -495,8 +513,16 @@ class TextGenerator(GenerationEngine):
                 warpers: Sequence[LogitsProcessor] = ()
                 if record_log_prob:
                     arguments, warpers = separate_warpers(arguments, first_token_temperature, device)
-                recording = {"record_log_prob": record_log_prob, "record_entropy": record_entropy}
-                return self._episodes(ids, mask, arguments, warpers, stops=stops, **recording).trimmed()
+                return self._episodes(
+                    ids,
+                    mask,
+                    arguments,
+                    warpers,
+                    stops=stops,
+                    record_log_prob=record_log_prob,
+                    record_entropy=record_entropy,
+                    contexts=contexts,
+                ).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
             if "probability tensor contains" not in str(error):
@@ -515,6 +541,7 @@ class TextGenerator(GenerationEngine):
         stops: StopStrings | None,
         record_log_prob: bool,
         record_entropy: bool,
+        contexts: Contexts | None,
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
@@ -523,16 +550,25 @@ class TextGenerator(GenerationEngine):
         # A decoder's sequence begins with its start token, that of a decoder-only model with the prompt.
         start = 1 if self.is_encoder_decoder else ids.shape[1]
         prompts: list[list[int]] = []
+        row_states: list[RowState] = []
         if stops is not None:
             prompts = [[] for _ in ids] if self.is_encoder_decoder else real_ids(ids, mask)
-            arguments["stopping_criteria"] = StoppingCriteriaList([StopCriterion(stops, prompts, start)])
+            criterion = StopCriterion(stops, prompts, start)
+            arguments["stopping_criteria"] = StoppingCriteriaList([criterion])
+            row_states.append(criterion)
 
         # The loop records by itself. Equal prompts are computed once, unless an argument has an unknown effect on the
         # cache (beams reorder it).
         recorder = None
         if self.uses_decode_loop and decodes_with_loop(arguments):
+            # transformers' processor of this penalty knows the padding of each row.
+            penalises_repetition = arguments.get("repetition_penalty") not in (None, 1)
             arguments["custom_generate"] = DecodeLoop(
-                mask, shares_prompts=self.shares_prompts, with_entropy=record_entropy
+                mask,
+                shares_prompts=self.shares_prompts,
+                contexts=contexts,
+                row_states=None if self.has_row_states or penalises_repetition else row_states,
+                with_entropy=record_entropy,
             )
         else:
             if record_log_prob:

@@ -193,6 +193,8 @@ class MaskedTextGenerator(TextGenerator):
         **options: as in `TextGenerator`.
     """
 
+    has_row_states = True
+
     def __init__(
         self, model: PreTrainedModel, mask_model: PreTrainedModel | None, rule: MaskRule, **options: Any
     ) -> None:
@@ -208,7 +210,7 @@ class MaskedTextGenerator(TextGenerator):
         processors: Sequence[LogitsProcessor] = (),
         *,
         stops: StopStrings | None,
-        **recording: bool,
+        **options: Any,
     ) -> EpisodeBatch:
         # A new decoder for each generation: it holds the cache of these prompts.
         n_beams = arguments.get("num_beams") or 1
@@ -219,7 +221,7 @@ class MaskedTextGenerator(TextGenerator):
 
         # First of the processors: the temperature, `top_k` ... apply to the allowed tokens.
         processor = MaskProcessor(self.rule, decoder, record=n_beams == 1)
-        episodes = super()._episodes(ids, mask, arguments, [processor, *processors], stops=stops, **recording)
+        episodes = super()._episodes(ids, mask, arguments, [processor, *processors], stops=stops, **options)
         if not processor.record:
             return episodes
         return replace(episodes, allowed=processor.recorded(episodes))

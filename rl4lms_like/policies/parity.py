@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
-from rl4lms_like.core.episodes import EpisodeBatch
-from rl4lms_like.policies.decoding import Decoded, DecodeLoop, keeps_all_keys
+from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids
+from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, keeps_all_keys
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_cache
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.errors import ModelError, ParityError, RL4LMsLikeError
@@ -272,31 +272,52 @@ def check_decoding(reader: EpisodeReader, name: str, *, in_bfloat16: bool = Fals
 
 @torch.no_grad()
 def decoding_gap(reader: EpisodeReader) -> float:
-    """Return the largest difference between log-probs of `DecodeLoop` and teacher-forced ones, in nats.
+    """Return the largest difference between log-probs of `DecodeLoop`, in two turns, and teacher-forced ones, in nats.
 
     The reader is not changed, and its networks are not compiled.
 
     Args:
         reader: reader of a decoder-only model in evaluation mode.
     """
-    # Padded prompts of unequal length, two of them equal.
+    # Padded prompts of unequal length, two of them equal. Their first responses end after 3, 1 and 4 tokens.
     model: Any = reader.model
-    rows = torch.tensor([0, 1, 0])
-    probe = probe_episodes(int(model.config.get_text_config().vocab_size), "left").select(rows).to(model.device)
-    with plain_generation(model), seeded(0, model.device):
-        decoded: Decoded = model.generate(
-            input_ids=probe.prompt_ids,
-            attention_mask=probe.prompt_mask.long(),
-            do_sample=True,
-            top_k=0,
-            max_new_tokens=RESPONSE_LENGTH,
-            eos_token_id=None,
-            custom_generate=DecodeLoop(probe.prompt_mask, shares_prompts=True),
-        )
+    plain_reader = type(reader)(model)
+    probe = probe_episodes(int(model.config.get_text_config().vocab_size), "left").select(torch.tensor([0, 1, 0]))
+    texts = real_ids(probe.prompt_ids, probe.prompt_mask)
+    lengths = torch.tensor([3, 1, RESPONSE_LENGTH], device=model.device)
 
-    # No end tokens, so every token is an action.
-    episodes = replace(probe, response_ids=decoded.response_ids)
-    return float((_log_probs(type(reader)(model), episodes) - decoded.log_prob).abs().max())
+    # A second turn continues them, with what the responses left out as holes, and one observed token.
+    contexts = Contexts(model)
+    gaps = []
+    for _ in range(2):
+        ids, mask = (part.to(model.device) for part in padded(texts, side="left"))
+        with plain_generation(model), seeded(0, model.device):
+            decoded: Decoded = model.generate(
+                input_ids=ids,
+                attention_mask=mask.long(),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=RESPONSE_LENGTH,
+                eos_token_id=None,
+                stopping_criteria=StoppingCriteriaList([_EndAfter(ids.shape[1] + lengths)]),
+                custom_generate=DecodeLoop(mask, shares_prompts=True, contexts=contexts),
+            )
+        is_action = torch.arange(RESPONSE_LENGTH, device=model.device) < lengths[:, None]
+        episodes = EpisodeBatch(ids, mask, decoded.response_ids, is_action, is_action[:, 0])
+        gaps.append((_log_probs(plain_reader, episodes) - decoded.log_prob)[is_action].abs().max())
+        responses = real_ids(decoded.response_ids, is_action)
+        texts = [[*text, *response, 0] for text, response in zip(texts, responses, strict=True)]
+    return float(torch.stack(gaps).max())
+
+
+class _EndAfter(StoppingCriteria):
+    """Criterion that ends each text at a given number of tokens `[n]`."""
+
+    def __init__(self, lengths: Tensor) -> None:
+        self.lengths = lengths
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
+        return input_ids.shape[1] >= self.lengths
 
 
 @torch.no_grad()
