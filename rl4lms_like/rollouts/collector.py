@@ -329,8 +329,9 @@ class RolloutCollector:
         # Batch by batch, as they were generated: another padded width could change the last bit of a score.
         batches = []
         for batch in kept:
+            score = self.score_sampled if self.uses_sampler_log_probs else self.score
             with self._timed("score_s"):
-                scores = self.score(batch.episodes, as_sampled=self.uses_sampler_log_probs)
+                scores = score(batch.episodes)
             batches.append(replace(batch, episodes=self._without_scores(batch.episodes), scores=scores))
         return Rollout(batches, generated, updates_policy=updates_policy)
 
@@ -426,18 +427,26 @@ class RolloutCollector:
 
     # --- scoring ----------------------------------------------------------------------------------------------------
 
-    def score(self, episodes: EpisodeBatch, *, as_sampled: bool = False) -> EpisodeScores:
+    def score(self, episodes: EpisodeBatch) -> EpisodeScores:
         """Score episodes with the current policy.
-
-        Args:
-            episodes: the episodes.
-            as_sampled: the current policy sampled them, and their log-probs and entropies were recorded.
 
         Raises:
             ModelError: a score is not finite.
         """
+        return self._scored(episodes, self.policy.score)
+
+    def score_sampled(self, episodes: EpisodeBatch) -> EpisodeScores:
+        """Score episodes of the current policy whose log-probs and entropies were recorded while sampling.
+
+        Raises:
+            ModelError: a score is not finite.
+        """
+        return self._scored(episodes, self.policy.score_sampled)
+
+    def _scored(self, episodes: EpisodeBatch, compute: Callable[[EpisodeBatch], EpisodeScores]) -> EpisodeScores:
+        """Return the scores that a method of the policy computes, which must be finite."""
         with blame_memory_errors_on("scoring"):
-            scored = self._by_part(episodes, self.policy.score_sampled if as_sampled else self.policy.score)
+            scored = self._by_part(episodes, compute)
         scores = EpisodeScores(*(torch.cat(fields) for fields in zip(*scored, strict=True)))
 
         # A number that is not finite would spread from one token to all advantages, and from there to the weights.
