@@ -1,13 +1,14 @@
 """Measures settings that make fewer or cheaper passes: reward and CPU time on the quickstart's task, one thread.
 
-    python -m benchmarks.fewer_passes --groups critic --seeds 0-3
-    python -m benchmarks.fewer_passes --groups epochs --seeds 0-1             # the grid
-    python -m benchmarks.fewer_passes --cells "today,2 epochs, 5e-4" --seeds 0-4
-    python -m benchmarks.fewer_passes --table                                 # print the table of the results file
+    python -m benchmarks.fewer_passes --groups today,critic --seeds 0-3
+    python -m benchmarks.fewer_passes --groups today,epochs --seeds 0-0             # a grid
+    python -m benchmarks.fewer_passes --cells "2 epochs, 5e-4" --seeds 0-3          # one cell of it
+    python -m benchmarks.fewer_passes --costs                                       # CPU time of an iteration
+    python -m benchmarks.fewer_passes --table                                       # the results so far
 
 Each cell is the quickstart's config with the changes of its row; a seed has one initial model for all cells. Before
-each iteration the policy answers 200 held-out prompts, always with the same random numbers; the time of that is not
-counted. Cells take turns seed by seed, and finished runs are not repeated.
+each iteration the policy answers 200 held-out prompts, always with the same random numbers. Finished runs are not
+repeated. The costs are measured apart: the cells take turns iteration by iteration, so that all see the same load.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def critic(kind: str) -> dict[str, Any]:
 
 
 GROUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "today": {"today": {}},
     "critic": {
-        "today": {},
         "first layer": critic("first layer"),
         "quarter width": critic("quarter width"),
         "quarter width, untrained": critic("quarter width, untrained"),
@@ -66,7 +67,6 @@ GROUPS: dict[str, dict[str, dict[str, Any]]] = {
         "shared, vf_coef 0.1": {"alg.policy.args.critic": "shared", "alg.args.vf_coef": 0.1},
     },
     "epochs": {
-        "today": {},
         "4 epochs, 5e-4": steps(4, 5e-4),
         "2 epochs, 2e-4": steps(2, 2e-4),
         "2 epochs, 5e-4": steps(2, 5e-4),
@@ -150,20 +150,18 @@ def held_out_sentiment(run: AssembledRun) -> float:
 
 
 def curves_of(changes: dict[str, Any], seed: int, n_iters: int) -> dict[str, list[float]]:
-    """Train a cell; return a number per iteration: what it logged, and the held-out sentiment and CPU s before it.
+    """Train a cell; return a number per iteration: what it logged, and the held-out sentiment before it.
 
     `held_out` has one number more, that after the last iteration.
     """
     run = assembled(changes, seed, n_iters)
     algorithm: Any = run.algorithm
     algorithm.set_logger(Logger(None, []))
-    curves: dict[str, list[float]] = {name: [] for name in (*KEYS, "cpu_s", "held_out")}
+    curves: dict[str, list[float]] = {name: [] for name in (*KEYS, "held_out")}
 
     for iteration in range(n_iters):
         curves["held_out"].append(round(held_out_sentiment(run), 4))
-        start = time.process_time()
         algorithm.learn_iteration(iteration, n_iters)
-        curves["cpu_s"].append(round(time.process_time() - start, 3))
         for name, key in KEYS.items():
             curves[name].append(round(float(algorithm.logger.name_to_value.get(key, math.nan)), 5))
         algorithm.logger.name_to_value.clear()
@@ -175,11 +173,11 @@ def curves_of(changes: dict[str, Any], seed: int, n_iters: int) -> dict[str, lis
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def cpu_seconds_until(target: float, curves: dict[str, list[float]]) -> float:
-    """Return the CPU seconds until the first policy with this held-out sentiment; infinite if there is none."""
+def iterations_until(target: float, curves: dict[str, list[float]]) -> float:
+    """Return the number of iterations until the first policy with this held-out sentiment; infinite if none."""
     for iteration, sentiment in enumerate(curves["held_out"]):
         if sentiment >= target:
-            return math.fsum(curves["cpu_s"][:iteration])
+            return iteration
     return math.inf
 
 
@@ -189,61 +187,97 @@ def rewards_at_equal_kl(curves: dict[str, list[float]]) -> list[float]:
     return [sentiment for sentiment, kl in policies if KL_RANGE[0] <= kl <= KL_RANGE[1]]
 
 
-def measures(runs: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """Return one number per run of each measure; runs without the number are left out."""
+def measures(runs: Sequence[dict[str, list[float]]], cost: float) -> dict[str, list[float]]:
+    """Return one number per run of each measure; runs without the number are left out.
+
+    Times are in iterations of today's settings: `cost` is the CPU time of an iteration relative to those.
+    """
     columns: dict[str, list[float]] = {
-        "CPU s of an iteration": [statistics.median(run["cpu_s"]) for run in runs],
-        f"CPU s to {TARGET}": [cpu_seconds_until(TARGET, run) for run in runs],
+        f"iterations to {TARGET}": [iterations_until(TARGET, run) for run in runs],
+        f"time to {TARGET}": [cost * iterations_until(TARGET, run) for run in runs],
         "held-out, last 5": [statistics.fmean(run["held_out"][-5:]) for run in runs],
         "KL, last 5": [statistics.fmean(run["kl"][-5:]) for run in runs],
         "held-out at equal KL": [statistics.fmean(rewards_at_equal_kl(run) or [math.nan]) for run in runs],
         "explained variance, last 5": [statistics.fmean(run["explained_variance"][-5:]) for run in runs],
-        "approx_kl": [statistics.median(run["approx_kl"]) for run in runs],
     }
     return {name: [value for value in column if math.isfinite(value)] for name, column in columns.items()}
 
 
+def measure_costs(seed: int, rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of iterations of all cells, one after the other in each round; a first one warms up."""
+    algorithms: dict[str, Any] = {}
+    for cells in GROUPS.values():
+        for name, changes in cells.items():
+            algorithms[name] = assembled(changes, seed, rounds + 1).algorithm
+            algorithms[name].set_logger(Logger(None, []))
+    seconds: dict[str, list[float]] = {name: [] for name in algorithms}
+    for iteration in range(rounds + 1):
+        for name, algorithm in algorithms.items():
+            start = time.process_time()
+            algorithm.learn_iteration(iteration, rounds + 1)
+            if iteration:
+                seconds[name].append(round(time.process_time() - start, 3))
+    return seconds
+
+
+def relative_costs(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """Return the median ratio of the CPU times to those of `today` in the same round."""
+    costs = {}
+    for name, column in seconds.items():
+        costs[name] = statistics.median(mine / base for mine, base in zip(column, seconds["today"], strict=True))
+    return costs
+
+
 def table(kept: dict[str, Any]) -> list[str]:
     """Return the rows of the table: means and half 95 % intervals over seeds."""
+    costs = relative_costs(kept["costs"])
     rows = []
-    for group, cells in kept.items():
+    for cells in kept["runs"].values():
         for name, runs in cells.items():
-            columns = measures(list(runs.values()))
+            columns = measures(list(runs.values()), costs[name])
             if not rows:
-                rows = [f"| group | cell | seeds | {' | '.join(columns)} |", "|---" * (len(columns) + 3) + "|"]
+                rows = [f"| cell | seeds | cost | {' | '.join(columns)} |", "|---" * (len(columns) + 3) + "|"]
             numbers = []
             for values in columns.values():
                 missing = f" ({len(values)} of {len(runs)})" if len(values) < len(runs) else ""
                 numbers.append(f"{statistics.fmean(values):.3f} ± {half_width(values):.3f}{missing}" if values else "-")
-            rows.append(f"| {group} | {name} | {len(runs)} | {' | '.join(numbers)} |")
+            rows.append(f"| {name} | {len(runs)} | {costs[name]:.2f} | {' | '.join(numbers)} |")
     return rows
 
 
 def main() -> None:
     """Run the cells that are asked for, and keep their curves."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
     parser.add_argument("--cells", action="append", help="a cell of the groups, may be repeated (default: all)")
     parser.add_argument("--seeds", default="0-3", help="first and last seed")
     parser.add_argument("--n_iters", type=int, default=25)
+    parser.add_argument("--costs", action="store_true", help="measure the CPU time of iterations, and end")
     parser.add_argument("--table", action="store_true", help="print the results and end")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {}
+    kept: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {"runs": {}}
     if options.table:
         print("\n".join(table(kept)))
+        return
+    if options.costs:
+        kept["costs"] = measure_costs(seed=0, rounds=5)
+        print({name: round(cost, 3) for name, cost in relative_costs(kept["costs"]).items()})
+        options.output.write_text(json.dumps(kept) + "\n")
         return
 
     first, last = map(int, options.seeds.split("-"))
     for seed in range(first, last + 1):
         for group in options.groups.split(","):
             for name, changes in GROUPS[group].items():
-                runs = kept.setdefault(group, {}).setdefault(name, {})
-                if str(seed) in runs or (options.cells and name not in options.cells):
+                if options.cells and name not in options.cells:
+                    continue
+                runs = kept["runs"].setdefault(group, {}).setdefault(name, {})
+                if str(seed) in runs:
                     continue
                 runs[str(seed)] = curves_of(changes, seed, options.n_iters)
-                numbers = {key: round(values[0], 3) for key, values in measures([runs[str(seed)]]).items() if values}
+                numbers = {key: round(values[0], 3) for key, values in measures([runs[str(seed)]], 1).items() if values}
                 print(f"seed {seed}, {name}: {numbers}", flush=True)
                 options.output.write_text(json.dumps(kept) + "\n")
 

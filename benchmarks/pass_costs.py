@@ -1,13 +1,13 @@
-"""Measures what fused layers and speculative decoding could save: SmolLM2-135M with LoRA, CPU seconds of one thread.
+"""Measures what fused layers and speculative decoding could save: CPU seconds of one thread.
 
-    python -m benchmarks.pass_costs fused benchmarks/.models/smollm2          RMSNorm and SwiGLU as one function each
-    python -m benchmarks.pass_costs tokens benchmarks/.models/smollm2         passes of k tokens next to one of 1 token
-    python -m benchmarks.pass_costs acceptance                                tokens of a draft that a policy accepts
+    python -m benchmarks.pass_costs fused benchmarks/.models/smollm2      RMSNorm and SwiGLU as one function each
+    python -m benchmarks.pass_costs tokens benchmarks/.models/smollm2     passes of k tokens next to one of 1 token
+    python -m benchmarks.pass_costs acceptance                            tokens of a draft that a policy accepts
 
-`fused` makes one iteration of GRPO (the work of `benchmarks.grpo_real`) and then repeats its parts on the same episodes
-with each variant in turn: `transformers`, the layers as they are; `fused`; `omitted`, with one product in place of a norm
-and a sum in place of SwiGLU, which is about the largest gain possible. What is saved is the median of the differences
-within a round.
+`fused` measures the layers of SmolLM2-135M alone, transformers' next to the fused ones in short turns, with the numbers
+of rows that an iteration of `benchmarks.grpo_real` has, and multiplies the differences by the numbers of calls.
+
+`tokens` measures decoding passes of SmolLM2-135M over k new tokens for each row of a batch.
 
 `acceptance` trains the quickstart's policy and compares its distribution with that of a draft at each token of its own
 responses: speculative sampling (arXiv 2211.17192) accepts a token with the probability sum_a min(p(a), q(a)).
@@ -18,25 +18,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+from peft import LoraConfig
 from stable_baselines3.common.logger import Logger
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from benchmarks.fewer_passes import assembled, critic_folder, initial_model
-from benchmarks.grpo_real import LORA, SHAPE, with_an_end_that_is_never_sampled
+from benchmarks.grpo_real import LORA, SHAPE
 from benchmarks.ppo_iteration import machine
-from benchmarks.systems.ours import make_algorithm
 
 RESULTS = Path(__file__).parent / "results" / "pass_costs.json"
 
@@ -91,31 +89,12 @@ def _fused_mlp(module: Any, x: Tensor) -> Any:
     return module.down_proj(SwiGLU.apply(module.gate_proj(x), module.up_proj(x)))
 
 
-def _scaled(module: Any, x: Tensor) -> Tensor:
-    # Without any norm the states of 30 layers would overflow, so the layers' outputs are made small.
-    return x * 0.01
-
-
-def _added(module: Any, x: Tensor) -> Any:
-    # Both products stay, with their gradients: a sum has the cheapest backward pass of two inputs.
-    return module.down_proj(module.gate_proj(x).add_(module.up_proj(x)))
-
-
-VARIANTS: dict[str, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {
-    "transformers": (None, None),
-    "fused": (_fused_norm, _fused_mlp),
-    "omitted": (_scaled, _added),
-}
-"""Name -> forward of an RMSNorm and of an MLP; None is that of transformers."""
-
-
 @contextmanager
-def layers(model: nn.Module, variant: str) -> Iterator[None]:
+def fused(model: nn.Module) -> Iterator[None]:
     """Replace the forward of a Llama's norms and MLPs within the block."""
-    norm, mlp = VARIANTS[variant]
     changed = []
     for module in model.modules():
-        forward = {"LlamaRMSNorm": norm, "LlamaMLP": mlp}.get(type(module).__name__)
+        forward = {"LlamaRMSNorm": _fused_norm, "LlamaMLP": _fused_mlp}.get(type(module).__name__)
         if forward is not None:
             module.forward = partial(forward, module)
             changed.append(module)
@@ -126,6 +105,13 @@ def layers(model: nn.Module, variant: str) -> Iterator[None]:
             del module.forward  # the instance's; that of the class is in use again
 
 
+PROMPTS = 4
+ROWS = {"decode": SHAPE.episodes, "pass": PROMPTS * SHAPE.prompt_len + SHAPE.episodes * SHAPE.response_len}
+"""Rows of a decoding step, and of a pass over an iteration's tokens, where a prompt is computed once."""
+N_PASSES = {"decode": SHAPE.response_len, "score": 2, "update": 1}
+"""In an iteration: steps of generation, passes for old log-probs and for the reference, forward and backward passes."""
+
+
 def cpu_seconds(part: Callable[[], Any]) -> float:
     """Return the CPU seconds of a call."""
     start = time.process_time()
@@ -134,62 +120,74 @@ def cpu_seconds(part: Callable[[], Any]) -> float:
 
 
 def measure_fused(model: Path, rounds: int) -> dict[str, Any]:
-    """Return the times of the parts of an iteration with each variant, and the differences in numbers."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = with_an_end_that_is_never_sampled(model, Path(folder))
-        job = {"algorithm": "grpo", "words": words, "lora": LORA}
-        worker: Any = SimpleNamespace(shape=SHAPE, job=job, seed=0, model=folder)
-        algorithm: Any = make_algorithm(worker)
-    algorithm.set_logger(Logger(None, []))
-    policy = algorithm.policy
+    """Return the times of single layers, what fused ones save in an iteration, and the differences in numbers."""
+    network: Any = AutoModelForCausalLM.from_pretrained(model)
+    network.requires_grad_(False)
+    network.add_adapter(LoraConfig(**LORA))
+    first: Any = network.model.layers[0]
+    norm, activation = first.input_layernorm, first.mlp.act_fn
+    width, inner = network.config.hidden_size, network.config.intermediate_size
+    n_layers = network.config.num_hidden_layers
 
-    # The second iteration is measured: in the first one memory is allocated. B of the adapters is no longer 0 then.
-    iteration_s = [cpu_seconds(partial(algorithm.learn_iteration, index, 10**6)) for index in range(2)][1]
-    episodes = algorithm.rollout_buffer.episodes
-    prompts = (episodes.prompt_ids, episodes.prompt_mask)
-    trained = [weight for weight in policy.policy_model.parameters() if weight.requires_grad]
-    kept: dict[str, Tensor] = {}
-
-    def generate() -> None:
-        policy.generate(*prompts, eos_token_ids=[], seed=0)
-
-    def score() -> None:
-        with torch.no_grad():
-            policy.action_scores(episodes)
-
-    def update() -> None:
-        policy.optimizer.zero_grad()
-        kept["log_prob"] = policy.action_scores(episodes).log_prob
-        kept["log_prob"].mean().backward()
-        kept["gradient"] = torch.cat([weight.grad.flatten() for weight in trained])
-
-    # Variants alternate within each part, so that little time passes between the two that are compared.
-    parts = {"generate": generate, "score": score, "update": update}
-    times: dict[str, dict[str, list[float]]] = {part: {name: [] for name in VARIANTS} for part in parts}
-    numbers: dict[str, dict[str, Tensor]] = {}
-    for _ in range(rounds):
-        for part, call in parts.items():
-            for name in VARIANTS:
-                with layers(policy.policy_model, name):
-                    times[part][name].append(cpu_seconds(call))
-                numbers[name] = dict(kept)
-                print(f"{part}, {name}: {times[part][name][-1]:.2f} s", flush=True)
-
-    # An iteration scores twice: old log-probs and those of the reference.
-    saved_s = dict.fromkeys(VARIANTS, 0.0)
-    for part, columns in times.items():
-        for name, column in columns.items():
-            differences = [before - after for before, after in zip(columns["transformers"], column, strict=True)]
-            saved_s[name] += statistics.median(differences) * (2 if part == "score" else 1)
-    exact, fused = numbers["transformers"], numbers["fused"]
-    return {
-        "iteration_s": iteration_s,
-        "times": times,
-        "saved_s": saved_s,
-        "saved_fraction": {name: seconds / iteration_s for name, seconds in saved_s.items()},
-        "log_prob_difference": float((fused["log_prob"] - exact["log_prob"]).abs().max()),
-        "gradient_difference": float((fused["gradient"] - exact["gradient"]).norm() / exact["gradient"].norm()),
+    # Name -> number in the model, width of the inputs, number of inputs, transformers' function, the fused one.
+    layers: dict[str, tuple[int, int, int, Any, Any]] = {
+        "RMSNorm": (2 * n_layers + 1, width, 1, norm.forward, partial(_fused_norm, norm)),
+        "SwiGLU": (n_layers, inner, 2, lambda gate, up: activation(gate) * up, SwiGLU.apply),
     }
+    times: dict[str, Any] = {}
+    saved_s = dict.fromkeys(layers, 0.0)
+    for name, (n_calls, input_width, n_inputs, plain, replacement) in layers.items():
+        for kind, n_passes in N_PASSES.items():
+            rows = ROWS["decode" if kind == "decode" else "pass"]
+            inputs = [torch.randn(rows, input_width, requires_grad=True) for _ in range(n_inputs)]
+            grad = torch.randn(rows, input_width)
+            columns: dict[str, list[float]] = {"transformers": [], "fused": []}
+            for _ in range(rounds):
+                for column, function in (("transformers", plain), ("fused", replacement)):
+                    run = partial(_run, function, inputs, grad if kind == "update" else None)
+                    columns[column].append(cpu_seconds(run))
+            pairs = zip(columns["transformers"], columns["fused"], strict=True)
+            saved_s[name] += n_passes * n_calls * statistics.median(before - after for before, after in pairs)
+            milliseconds = {column: 1000 * statistics.median(values) for column, values in columns.items()}
+            times[f"{name}, {kind}"] = {"rows": rows, "calls": n_passes * n_calls, "ms": milliseconds}
+            print(f"{name}, {kind}: {milliseconds}", flush=True)
+
+    iteration_s = json.loads((RESULTS.parent / "grpo_real.json").read_text())["summary"]["ours_grpo"]["cpu_s"]
+    shares = {name: seconds / iteration_s for name, seconds in saved_s.items()}
+    print(f"saved: {saved_s}, of an iteration: {shares}")
+    return {"times": times, "saved_s": saved_s, "iteration_s": iteration_s, "saved_fraction": shares} | _exactness(
+        network
+    )
+
+
+def _run(function: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor | None) -> None:
+    """Run a layer once; with the gradient of its output also backward."""
+    with torch.set_grad_enabled(grad is not None):
+        output = function(*inputs)
+    if grad is not None:
+        torch.autograd.grad(output, inputs, grad)
+
+
+def _exactness(network: Any) -> dict[str, float]:
+    """Return the largest difference of log-probs in nats, and the relative one of the gradient of their mean."""
+    ids = torch.randint(1000, 40000, (4, 78), generator=torch.Generator().manual_seed(0))
+    trained = [weight for weight in network.parameters() if weight.requires_grad]
+    for weight in trained:  # PEFT's B is 0, so that A has no gradient
+        nn.init.normal_(weight, std=0.02)
+    numbers = []
+    for layers_of_pass in (nullcontext(), fused(network)):
+        with layers_of_pass:
+            logits = network(input_ids=ids).logits[:, :-1]
+        log_prob = logits.log_softmax(dim=-1).gather(2, ids[:, 1:, None])
+        gradient = torch.cat([part.flatten() for part in torch.autograd.grad(log_prob.mean(), trained)])
+        numbers.append((log_prob.detach(), gradient))
+    (log_prob, gradient), (fused_log_prob, fused_gradient) = numbers
+    differences = {
+        "log_prob_difference": float((fused_log_prob - log_prob).abs().max()),
+        "gradient_difference": float((fused_gradient - gradient).norm() / gradient.norm()),
+    }
+    print(differences)
+    return differences
 
 
 # --- speculative decoding ---------------------------------------------------------------------------------------------
@@ -214,7 +212,7 @@ def measure_tokens(model: Path, rounds: int) -> dict[str, Any]:
             for k in N_TOKENS:
                 decode = partial(network, input_ids=ids[:, CACHED : CACHED + k], past_key_values=cache)
                 columns[str(k)].append(cpu_seconds(decode))
-                cache.crop(CACHED)
+                cache.crop(-k)
         medians = {k: statistics.median(column) for k, column in columns.items()}
         print(
             f"batch {batch}: { ({k: round(seconds / medians['1'], 2) for k, seconds in medians.items()}) }", flush=True
@@ -260,7 +258,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("fused", "tokens", "acceptance"))
     parser.add_argument("model", type=Path, nargs="?", help="folder of SmolLM2-135M, made by benchmarks.real_model")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of `fused` and `tokens` (%(default)s)")
     parser.add_argument("--seeds", type=int, default=2, help="of `acceptance`")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args()
