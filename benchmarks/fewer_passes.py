@@ -257,7 +257,7 @@ def main() -> None:
         print("\n".join(table(kept)))
         return
     if options.costs:
-        kept["costs"] = measure_costs(seed=0, rounds=5)
+        kept["costs"] = measure_costs(seed=0, rounds=2)
         print({name: round(cost, 3) for name, cost in relative_costs(kept["costs"]).items()})
         options.output.write_text(json.dumps(kept) + "\n")
         return
