@@ -20,6 +20,7 @@ An episode of several turns: an action is the text of a turn, and the environmen
     info["metrics"]     numbers of the episode so far, name -> number; those of its last turn are averaged and logged
     player()            optional method: the next turn of a scripted player, from what a player can know
 
+    tools               ToolEnv: public methods that the model calls in its text; FunctionTools: plain functions
     games               text games and tasks with scripted players
 """
 
@@ -90,6 +91,9 @@ ENVIRONMENTS = Environments(
     table={
         "guess_number": Entry(
             "rl4lms_like.envs.games.guess_number:GuessNumber", "a number to guess; the answers are higher and lower"
+        ),
+        "tools": Entry(
+            "rl4lms_like.envs.tools:FunctionTools", "functions that the model may call; `reward_fn` scores its answer"
         ),
     },
 )
