@@ -1,0 +1,5 @@
+"""Text games and tasks: the environments with an id in `ENVIRONMENTS`, besides tools and adapters.
+
+base            TextGame      spaces, the sample and the random numbers that all of them share
+guess_number    GuessNumber   a number to guess
+"""
