@@ -56,19 +56,19 @@ def dialogue_env(
     """A vectorised environment of dialogues that fits a tiny model."""
     from transformers import AutoConfig
 
-    turns = {"max_turns": 4, "max_turn_length": 5}
-    turns |= {name: options.pop(name) for name in ("max_turns", "max_turn_length", "template", "threads", "timeout")
-              if name in options}  # fmt: skip
-    lengths = {"max_episode_length": 40, "max_prompt_length": 14, "terminate_on_eos": True} | options
+    limits = {"max_turns": 4, "max_turn_length": 5, "max_episode_length": 40}
+    of_settings = {*limits, "template", "threads", "timeout"}
+    limits |= {name: value for name, value in options.items() if name in of_settings}
+    of_env = {name: value for name, value in options.items() if name not in of_settings}
     env = DialogueVecEnv(
         n_envs,
         tokenizer,
         reward or EnvironmentReward(),
         [Sample(str(i), f"Count {i}") for i in range(7)],
         vocab_size=AutoConfig.from_pretrained(model_dir).vocab_size,
-        settings=DialogueSettings("chatter", make, **turns),
+        settings=DialogueSettings("chatter", make, **limits),
         env_seed=seed,
-        **lengths,
+        **{"max_prompt_length": 14, "terminate_on_eos": True, **of_env},
     )
     env.seed(seed)
     return env

@@ -27,7 +27,7 @@ class TurnTexts:
     """Encoder of the texts of dialogues.
 
     Args:
-        layout: tokenizer and limits; `max_context_length` is that of an episode, actions and answers together.
+        layout: of prompts.
         template: renders messages; None = texts are joined as they are.
     """
 

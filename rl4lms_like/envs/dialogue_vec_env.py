@@ -46,9 +46,9 @@ class DialogueVecEnv(TextVecEnv):
     Args:
         n_envs: number of parallel episodes.
         args: the arguments of `TextGenEnv`, by position.
-        settings: environment of the user, and limits of turns.
+        settings: environment of the user, and limits.
         env_seed: from which the seeds of the environments are derived.
-        kwargs: the arguments of `TextVecEnv`, by name. `max_episode_length` counts actions and answers.
+        kwargs: the arguments of `TextVecEnv`, by name, without `max_episode_length`.
 
     Attributes:
         dialogues: the episodes of the last `reset`.
@@ -58,7 +58,7 @@ class DialogueVecEnv(TextVecEnv):
     """
 
     def __init__(self, n_envs: int, *args: Any, settings: DialogueSettings, env_seed: int = 0, **kwargs: Any) -> None:
-        super().__init__(n_envs, *args, **kwargs)
+        super().__init__(n_envs, *args, max_episode_length=settings.max_episode_length, **kwargs)
         self.dialogues = Dialogues(settings, self.layout)
         self.episode_numbers: dict[str, np.ndarray] = {}
         self.n_played = 0

@@ -98,6 +98,10 @@ class Dialogue:
         """Sum of the environment's rewards."""
         return sum(turn.reward for turn in self.turns)
 
+    def without_env(self) -> Dialogue:
+        """Return the episode without its environment, which the next episode uses, and which may not be picklable."""
+        return replace(self, env=None)
+
     def finished_sample(self) -> Sample:
         """Return the sample with all turns in its `meta_data`, for rewards, metrics and predictions."""
         turns = [turn.to_dict() for turn in self.turns]
@@ -119,6 +123,7 @@ class DialogueSettings:
         make_env: returns a new environment.
         max_turns: an episode is truncated after this many turns.
         max_turn_length: maximum number of tokens of a turn.
+        max_episode_length: maximum number of tokens of an episode after its prompt, of turns and answers together.
         template: renders messages; None = texts are joined as they are.
         threads: number of environments whose `step` runs at the same time; 0: one after the other, in this thread.
         timeout: time limit of a `step` or `reset` in seconds; None for no limit.
@@ -128,6 +133,7 @@ class DialogueSettings:
     make_env: Callable[[], Any]
     max_turns: int
     max_turn_length: int
+    max_episode_length: int
     template: ChatTemplate | None = None
     threads: int = 0
     timeout: float | None = None
@@ -138,7 +144,7 @@ class Dialogues:
 
     Args:
         settings: environment and limits of turns.
-        layout: tokenizer, and maximum lengths of prompts and of episodes.
+        layout: tokenizer, and maximum length of prompts.
 
     Attributes:
         running: the episodes of the last `start`, in the order of its samples; kept when they are over.

@@ -77,7 +77,7 @@ def play_dialogues(
     Raises:
         DialogueError: an environment failed.
     """
-    max_episode_length = dialogues.layout.max_context_length
+    max_episode_length = dialogues.settings.max_episode_length
     episodes = [_Episode(dialogue.prompt_ids.tolist()) for dialogue in dialogues.running]
     device: torch.device | str = "cpu"
 

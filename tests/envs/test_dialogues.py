@@ -18,7 +18,9 @@ OK = ("go on", 0.5, False, False, {})
 
 
 def played(tokenizer, make, *, n=2, turns=2, max_prompt_length=12, **options):
-    settings = DialogueSettings("guess", make, **({"max_turns": 5, "max_turn_length": 4} | options))
+    settings = DialogueSettings(
+        "guess", make, **({"max_turns": 5, "max_turn_length": 4, "max_episode_length": 40} | options)
+    )
     dialogues = Dialogues(settings, TextLayout(tokenizer, max_prompt_length, 40))
     dialogues.start([Sample(str(i), "Count") for i in range(n)], list(range(n)))
     for _ in range(turns):
