@@ -222,7 +222,9 @@ def add_dialogue_defaults(mapping: dict[str, Any]) -> None:
     if not isinstance(dialogue, dict):
         return
     mapping.setdefault("reward_fn", {"id": ENVIRONMENT_REWARD})
-    mapping.setdefault("datapool", {"id": NUMBERED_EPISODES})
+    datapool = mapping.setdefault("datapool", {})
+    if isinstance(datapool, dict):
+        datapool.setdefault("id", NUMBERED_EPISODES)
 
     # The length of a turn is that of a call of `generate`, so that every reader of its arguments knows it.
     length = dialogue.get("max_turn_length", DialogueConfig.max_turn_length)

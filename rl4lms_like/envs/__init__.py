@@ -92,7 +92,7 @@ ENVIRONMENTS = Environments(
         "guess_number": Entry(
             "rl4lms_like.envs.games.guess_number:GuessNumber", "a number to guess; the answers are higher and lower"
         ),
-        "object": Entry(".built:copied_environment", "an environment that was built in Python"),
+        "object": Entry("rl4lms_like.envs.built:copied_environment", "an environment that was built in Python"),
         "tools": Entry(
             "rl4lms_like.envs.tools:FunctionTools", "functions that the model may call; `reward_fn` scores its answer"
         ),
