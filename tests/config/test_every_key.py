@@ -275,6 +275,7 @@ RUN: dict[str, Row | Silent] = {
     "tokenizer.template_date": Row(
         "2020-02-03", see.prompts, {**_DATED, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
+    "tokenizer.tools_in_system": Silent("without tools"),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
@@ -639,6 +640,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
     "tokenizer.add_tokens": Row(["<think>"], lambda made: len(made.run.tokenizer)),
     "tokenizer.template_date": Row("2020-02-03", see.examples, {**_DATED, "tokenizer.chat_template": True}),
+    "tokenizer.tools_in_system": Silent("without tools"),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(
