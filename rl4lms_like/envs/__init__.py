@@ -92,6 +92,15 @@ ENVIRONMENTS = Environments(
         "guess_number": Entry(
             "rl4lms_like.envs.games.guess_number:GuessNumber", "a number to guess; the answers are higher and lower"
         ),
+        "calculator": Entry(
+            "rl4lms_like.envs.games.calculator:Calculator",
+            "a sum, and a calculator that may be asked first",
+        ),
+        "word_game": Entry("rl4lms_like.envs.games.word_game:WordGame", "a word to guess, letter by letter"),
+        "shop": Entry(
+            "rl4lms_like.envs.games.shop:Shop",
+            "a shop; the model sells a scripted customer one thing",
+        ),
         "tools": Entry(
             "rl4lms_like.envs.tools:FunctionTools", "functions that the model may call; `reward_fn` scores its answer"
         ),
