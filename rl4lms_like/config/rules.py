@@ -363,9 +363,7 @@ def evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
     yield from _post_processor_of_responses(EVALUATION, train_evaluation.generation_kwargs or {})
 
 
-def numbers_of_environments(
-    train_evaluation: TrainEvaluationConfig, doctor: DoctorConfig, env: RunEnvConfig
-) -> Issues:
+def numbers_of_environments(train_evaluation: TrainEvaluationConfig, doctor: DoctorConfig, env: RunEnvConfig) -> Issues:
     """Check that there is an environment where a setting selects a number that only evaluations of dialogues report."""
     selected = {f"{HELD_OUT}.{index}": held_out for index, held_out in enumerate(doctor.held_out)}
     choices: dict[str, Any] = {KEEP_BEST: train_evaluation.keep_best, EARLY_STOPPING: train_evaluation.early_stopping}

@@ -202,6 +202,9 @@ class TokenizerConfig(Block):
             these tokens are trained too.
         template_date: with `chat_template`: the day that templates write as today. Default: the day on which the run
             started, which is stored in the `config.json` of the run.
+        tools_in_system: with `chat_template`: write tools, their calls and their results as plain messages, for
+            templates that do not write them: the schemas into the system message, the results into one of the user. No
+            effect without tools.
     """
 
     model_name: str
@@ -216,6 +219,7 @@ class TokenizerConfig(Block):
     # Not in the `repr`, of which files of pairs keep a digest; the model and prompts that they change are part of it.
     add_tokens: list[str] | None = field(default=None, repr=False)
     template_date: Day | None = field(default=None, repr=False)
+    tools_in_system: bool = field(default=False, repr=False)
 
     def issues(self) -> Iterator[ConfigIssue]:
         template = self.chat_template
@@ -225,8 +229,8 @@ class TokenizerConfig(Block):
         for index, token in enumerate(self.add_tokens or ()):
             if not token or token != token.strip():
                 yield ConfigIssue(f"add_tokens.{index}", f"{token!r} is empty or begins or ends with a space")
-        for key in ("system_prompt", "template_date"):
-            if not template and getattr(self, key) is not None:
+        for key in ("system_prompt", "template_date", "tools_in_system"):
+            if not template and getattr(self, key) not in (None, False):
                 yield ConfigIssue(key, "has no effect without tokenizer.chat_template")
 
     @property

@@ -22,6 +22,7 @@ An episode of several turns: an action is the text of a turn, and the environmen
 
     tools               ToolEnv: public methods that the model calls in its text; FunctionTools: plain functions
     games               text games and tasks with scripted players
+    adapters            TextArena, questions with retries, classes written for TRL
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from typing import Any
 
 import gymnasium
 
+from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.registry import Entry, Registry, derived_from
+from rl4lms_like.system.secrets import with_values
 
 ENV_ID = "rl4lms_like/TextGen-v0"
 
@@ -81,7 +84,11 @@ class Environments(Registry):
             return super().get(id, kwargs)
 
         # Without Gymnasium's checker, which warns of each text that is longer than its space, and of messages.
-        return gymnasium.make(id, disable_env_checker=True, **(kwargs or {}))
+        env = gymnasium.make(id, disable_env_checker=True, **with_values(kwargs or {}))
+        if not isinstance(env.action_space, gymnasium.spaces.Text):
+            message = f"the actions of {id!r} are {env.action_space}; expected texts: spaces.Text"
+            raise ConfigError([ConfigIssue("", message)], f"the {self.kind} id")
+        return env
 
 
 ENVIRONMENTS = Environments(
@@ -92,9 +99,30 @@ ENVIRONMENTS = Environments(
         "guess_number": Entry(
             "rl4lms_like.envs.games.guess_number:GuessNumber", "a number to guess; the answers are higher and lower"
         ),
+        "calculator": Entry(
+            "rl4lms_like.envs.games.calculator:Calculator",
+            "a sum, and a calculator that may be asked first",
+        ),
+        "word_game": Entry("rl4lms_like.envs.games.word_game:WordGame", "a word to guess, letter by letter"),
+        "shop": Entry(
+            "rl4lms_like.envs.games.shop:Shop",
+            "a shop; the model sells a scripted customer one thing",
+        ),
         "object": Entry("rl4lms_like.envs.built:copied_environment", "an environment that was built in Python"),
         "tools": Entry(
             "rl4lms_like.envs.tools:FunctionTools", "functions that the model may call; `reward_fn` scores its answer"
+        ),
+        "reasoning_gym": Entry(
+            "rl4lms_like.envs.adapters.retries:Retries", "questions of a data pool, with several tries"
+        ),
+        "textarena": Entry(
+            "rl4lms_like.envs.adapters.textarena:TextArenaGame",
+            "a game of TextArena for one player",
+            needs="extra 'textarena'",
+        ),
+        "trl_environment": Entry(
+            "rl4lms_like.envs.adapters.trl_environment:TrlEnvironment",
+            "a class that was written for TRL's `environment_factory`",
         ),
     },
 )

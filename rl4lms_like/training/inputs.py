@@ -120,7 +120,9 @@ def _patterns(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | None:
     """Return the chat template of a config's `tokenizer` block; None if prompts are plain texts."""
-    return ChatTemplate(tokenizer, config.system_prompt) if config.chat_template else None
+    if not config.chat_template:
+        return None
+    return ChatTemplate(tokenizer, config.system_prompt, config.tools_in_system)
 
 
 def dialogue_settings(config: AnyConfig, tokenizer: PreTrainedTokenizerBase) -> DialogueSettings | None:

@@ -47,3 +47,8 @@ def test_a_class_of_another_kind_and_an_unknown_id_are_refused():
         ENVIRONMENTS.resolve("rl4lms_like.core.seeding:SeedStream")
     with pytest.raises(ConfigError, match="did you mean 'guess_number'"):
         ENVIRONMENTS.resolve("gues_number")
+
+
+def test_an_environment_whose_actions_are_no_texts_is_refused():
+    with pytest.raises(ConfigError, match=r"actions of 'CartPole-v1' are Discrete\(2\)"):
+        ENVIRONMENTS.get("CartPole-v1")

@@ -63,14 +63,6 @@ def test_the_number_is_drawn_uniformly_and_by_the_seed():
     assert [again.reset(seed=seed) and again.number for seed in range(50)] == numbers[:50]
 
 
-def test_equal_seeds_give_equal_episodes_whoever_plays(no_global_random_numbers):
-    env = GuessNumber()
-    episode = played(env, scripted, 3)
-    played(env, halves, 4)
-    assert played(env, scripted, 3) == episode == played(GuessNumber(), scripted, 3)
-    assert len({tuple(played(env, scripted, seed)["texts"]) for seed in range(10)}) > 5
-
-
 @pytest.mark.parametrize("reference", ["0", "16", "x", "-3", "1.5"])
 def test_a_reference_that_is_no_possible_number_is_an_error(reference):
     with pytest.raises(ValueError, match="from 1 to 15"):
