@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from rl4lms_like.data_pools.sampler import PromptSampler
     from rl4lms_like.engines import ENGINES
     from rl4lms_like.engines.base import GenerationEngine
+    from rl4lms_like.envs import ENVIRONMENTS
     from rl4lms_like.envs.env import TextGenEnv
     from rl4lms_like.envs.vec_env import TextVecEnv
     from rl4lms_like.inference import evaluate_run, generate_texts
@@ -103,6 +104,7 @@ _MODULES = {
     "DPO": "offline.preference_objectives",
     "DrGRPO": "algorithms.policy_gradient",
     "ENGINES": "engines",
+    "ENVIRONMENTS": "envs",
     "EpisodeBatch": "core.episodes",
     "GMPO": "algorithms.policy_gradient",
     "GRPO": "algorithms.policy_gradient",
@@ -193,6 +195,7 @@ __all__ = [
     "DPO",
     "DrGRPO",
     "ENGINES",
+    "ENVIRONMENTS",
     "EpisodeBatch",
     "GMPO",
     "GRPO",

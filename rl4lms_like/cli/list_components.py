@@ -8,7 +8,7 @@ SUMMARY = "list components, one line per id"
 
 KINDS = (
     *("data_pools", "samplers", "rewards", "metrics", "callbacks", "post_processors"),
-    *("policies", "engines", "algorithms", "objectives"),
+    *("environments", "policies", "engines", "algorithms", "objectives"),
 )
 
 

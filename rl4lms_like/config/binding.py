@@ -37,6 +37,7 @@ from rl4lms_like.callbacks import CALLBACKS
 from rl4lms_like.config.functions import part_config, reward_config
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.engines import ENGINES
+from rl4lms_like.envs import ENVIRONMENTS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES
@@ -69,6 +70,7 @@ REGISTRIES: dict[str, Registry] = {
     "metrics": METRICS,
     "callbacks": CALLBACKS,
     "post_processors": POST_PROCESSORS,
+    "environments": ENVIRONMENTS,
     "policies": POLICIES,
     "engines": ENGINES,
     "algorithms": ALGORITHMS,
@@ -422,6 +424,7 @@ def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], R
         registries |= {"datapool.sampler": SAMPLERS, "alg": ALGORITHMS, "alg.policy": POLICIES}
         registries["alg.policy.args.engine"] = ENGINES
         registries["alg.ptx.data"] = DATA_POOLS
+        registries["env.dialogue"] = ENVIRONMENTS
     else:
         registries[POST_PROCESSING] = POST_PROCESSORS
     if kind == "preference":

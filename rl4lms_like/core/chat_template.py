@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rl4lms_like.core.sample import SPOKEN_KEYS, Message, Sample
+from rl4lms_like.core.tool_messages import as_plain_messages, with_plain_responses
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 KEY = "tokenizer.chat_template"
+TOOLS_KEY = "tokenizer.tools_in_system"
 
 CHATML = "chatml"
 """Value of `tokenizer.chat_template` that stands for the following template."""
@@ -60,7 +62,7 @@ RENDERING_S = 10.0
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 """The tag with which a template marks what the assistant writes."""
 
-_CONTENT = "X7Q"
+PLACEHOLDER = "X7Q"
 """A content that occurs nowhere else in a rendered conversation."""
 
 
@@ -130,7 +132,7 @@ def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
         ConfigError: they are not; the message names the key that adds them.
     """
     template = ChatTemplate(tokenizer)
-    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
+    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
     rendered = template.render(turns)
     with suppress(ConfigError):  # of a template without system messages
         rendered += template.render([{"role": "system", "content": "a"}, *turns])
@@ -178,10 +180,13 @@ class ChatTemplate:
     Args:
         tokenizer: has a chat template.
         system_prompt: system message that is put before messages without one.
+        tools_in_system: write tools, their calls and their results as plain messages, for templates that do not write
+            them: the schemas into the system message, the results into a message of the user.
     """
 
     tokenizer: PreTrainedTokenizerBase
     system_prompt: str | None = None
+    tools_in_system: bool = False
 
     def with_rendered_prompt(self, sample: Sample) -> Sample:
         """Return the sample with all its messages and its rendered prompt; a text is the message of a user.
@@ -197,6 +202,10 @@ class ChatTemplate:
         # Not in front of another one: many templates accept a single system message, and only as the first.
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
+        if self.tools_in_system:
+            sample = with_plain_responses(sample)
+            messages = as_plain_messages(messages, sample.tools)
+            sample = replace(sample, tools=None)  # the system message has them now
         if messages[-1]["role"] == "assistant":
             raise DataPoolError(
                 f"the messages of sample {sample.id!r} end with one of the assistant, so there is nothing to respond "
@@ -258,7 +267,7 @@ class ChatTemplate:
     def _not_written(self, what: str, where: str) -> ConfigError:
         return chat_template_issue(
             f"the chat template of {self.tokenizer.name_or_path!r} does not write {what} of {where}; use a template "
-            f"that does, or remove them from the data"
+            f"that does, set {TOOLS_KEY}: true, or remove them from the data"
         )
 
     def _prompt_before(self, rendered: str, messages: Sequence[Message], *, tools: Tools, where: str) -> str:
@@ -308,15 +317,26 @@ class ChatTemplate:
             where: description of the messages for the error.
 
         Raises:
-            ConfigError: the template does not accept them.
+            ConfigError: the template does not accept them, or does not write the result of a tool.
         """
-        rendered = self._applied(
-            messages, tools=tools, where=where, tokenize=False, add_generation_prompt=add_generation_prompt
-        )
-        return str(rendered)
+        arguments: dict[str, Any] = {"tokenize": False, "add_generation_prompt": add_generation_prompt}
+        rendered = str(self._applied(messages, tools=tools, where=where, **arguments))
+
+        # Some templates skip roles that they do not know, or results without a call in `tool_calls` before them: the
+        # model would call a tool and never see what it returned.
+        others = []
+        for message in messages:
+            others.append({**message, "content": PLACEHOLDER} if message["role"] == "tool" else message)
+        has_results = any(message["role"] == "tool" and message["content"] != PLACEHOLDER for message in messages)
+        if has_results and self._applied(others, tools=tools, where=where, **arguments) == rendered:
+            raise self._not_written("the results of tools", where or "these messages")
+        return rendered
 
     def _applied(self, messages: Sequence[Message], *, tools: Tools, where: str, **arguments: Any) -> Any:
         """Return what `apply_chat_template` makes of messages, with these arguments; for errors, see `render`."""
+        if self.tools_in_system:
+            messages = as_plain_messages(messages, tools)
+            tools = None
         try:
             with deadline(RENDERING_S, "rendering"):
                 return self.tokenizer.apply_chat_template(
@@ -330,9 +350,11 @@ class ChatTemplate:
             # roles.
             roles = ", ".join(str(message["role"]) for message in messages)
             of = f" of {where}" if where else ""
+            has_calls = any(message["role"] == "tool" or message.get("tool_calls") for message in messages)
+            hint = f"; {TOOLS_KEY}: true writes results and calls of tools as plain messages" if has_calls else ""
             raise chat_template_issue(
                 f"the chat template of {self.tokenizer.name_or_path!r} does not accept the messages{of} ({roles}): "
-                f"{error}"
+                f"{error}{hint}"
             ) from error
 
     def _readable(self, messages: Sequence[Message], tools: Tools) -> list[Message]:
@@ -371,8 +393,8 @@ class ChatTemplate:
     @cached_property
     def end_of_turn(self) -> int | None:
         """Id of the first special token after a message of the assistant; None if the template writes none."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
-        after = self.render(turns).rpartition(_CONTENT)[2]
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
+        after = self.render(turns).rpartition(PLACEHOLDER)[2]
 
         # Tokens such as <|im_end|> may be added tokens without being special ones to the tokenizer.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}
@@ -400,7 +422,9 @@ class ChatTemplate:
                 assistant writes (`{% generation %}`).
         """
         encoded: Any
-        template = self.tokenizer.get_chat_template(tools=list(tools) if tools else None)
+        # A tokenizer may have a template of its own for prompts with tools.
+        of_tools = list(tools) if tools and not self.tools_in_system else None
+        template = self.tokenizer.get_chat_template(tools=of_tools)
         if _MARKED.search(template):
             encoded = self._applied(
                 messages,

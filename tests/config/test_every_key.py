@@ -257,6 +257,14 @@ _TINY = {
     "alg.policy.args.model_name": "embedded/tiny_model",
 }
 
+DIALOGUE = {
+    "env.dialogue": {"id": "tests.dialogues:Chatter", "args": {"end": 0.01}, "max_turns": 3, "max_turn_length": 6},
+    "env.args.max_prompt_length": 60,
+    "env.args.max_episode_length": 50,
+    "alg.policy.args.generation_kwargs.max_new_tokens": None,
+}
+"""A run of dialogues."""
+
 RUN: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.prompts),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -275,6 +283,7 @@ RUN: dict[str, Row | Silent] = {
     "tokenizer.template_date": Row(
         "2020-02-03", see.prompts, {**_DATED, "tokenizer.chat_template": True, "env.args.max_prompt_length": 100}
     ),
+    "tokenizer.tools_in_system": Silent("without tools"),
     "reward_fn.id": Row("repetition_penalty", see.paid, also={"reward_fn.args": {"ngram_size": 1}}),
     "reward_fn.args": Row({"max_length": 2}, see.paid),
     "datapool.id": Row("dummy_pool", see.prompts, also={"datapool.args": {"prompt": "x"}}),
@@ -289,6 +298,12 @@ RUN: dict[str, Row | Silent] = {
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
     "env.reward_workers": Row(1, lambda made: made.run.env.scorer._workers is not None),
     "env.reward_timeout": Row(0.001, see.paid, {"reward_fn.id": "slow", "reward_fn.args": {}}),
+    "env.dialogue.id": Row("guess_number", see.prompts, DIALOGUE, {"env.dialogue.args": {}}),
+    "env.dialogue.args": Row({"end": 0.99}, see.texts, DIALOGUE),
+    "env.dialogue.max_turns": Row(1, see.logged("rollout_info/environment/turns"), DIALOGUE),
+    "env.dialogue.max_turn_length": Row(1, see.texts, DIALOGUE),
+    "env.dialogue.threads": Row(2, lambda made: made.run.env.dialogues.settings.threads, DIALOGUE),
+    "env.dialogue.timeout": Row(9.0, lambda made: made.run.env.dialogues.settings.timeout, DIALOGUE),
     "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 5}}),
     "alg.policy.id": Row(
         "seq2seq_lm_actor_critic_policy",
@@ -645,6 +660,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.keep_special_tokens": Row(["a"], lambda made: sorted(kept_ids(made.run.tokenizer))),
     "tokenizer.add_tokens": Row(["<think>"], lambda made: len(made.run.tokenizer)),
     "tokenizer.template_date": Row("2020-02-03", see.examples, {**_DATED, "tokenizer.chat_template": True}),
+    "tokenizer.tools_in_system": Silent("without tools"),
     "datapool.id": Row("weighted", see.examples, also={"datapool.args": {}}),
     "datapool.args": Row({"n_train": 6, "n_eval": 3, "seed": 1}, see.examples),
     "alg.model_type": Row(
