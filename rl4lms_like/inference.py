@@ -42,6 +42,7 @@ from rl4lms_like.training.inputs import (
     build_datapool,
     build_tokenizer,
     chat_template_of,
+    dialogue_settings,
     end_tokens,
     load_generation_config,
     load_model_config,
@@ -433,7 +434,14 @@ def responder_of(
     if max_prompt_length is None:
         assert config is not None
         max_prompt_length = _max_prompt_length(config, tokenizer, model.config)
-    return Responder(generator, tokenizer, max_prompt_length=max_prompt_length, eos_token_ids=ends, **settings)
+    return Responder(
+        generator,
+        tokenizer,
+        max_prompt_length=max_prompt_length,
+        eos_token_ids=ends,
+        dialogue=None if config is None else dialogue_settings(config, tokenizer),
+        **settings,
+    )
 
 
 def _policy_with(

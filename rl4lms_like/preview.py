@@ -150,7 +150,8 @@ def _data(
         build_sampler(config.datapool.sampler, samples["train"])
     if components is not None:
         check_samples(config, components, samples)
-    if models is not None:
+    is_dialogue = isinstance(config, RunConfig) and config.env.dialogue is not None
+    if models is not None and not is_dialogue:  # otherwise the prompts are the first texts of the environment
         settings.check_prompts(samples, models.tokenizer, models.config)
 
 

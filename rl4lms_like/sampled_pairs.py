@@ -197,6 +197,9 @@ def _check(config: Any, n_samples: int, min_difference: float) -> None:
             issues.append(
                 ConfigIssue(f"{KWARGS}.do_sample", "set it to true: otherwise all responses to a prompt are equal")
             )
+        if config.env.dialogue is not None:
+            text = "pairs are of single responses to a prompt, and its episodes have several turns; remove it"
+            issues.append(ConfigIssue("env.dialogue", text))
         for path in step_credits("reward_fn", vars(config.reward_fn)):
             text = "pairs compare the rewards of responses, and the sum of the scores rewards more steps"
             issues.append(ConfigIssue(path, f"{text}: set aggregate to mean, min or last"))

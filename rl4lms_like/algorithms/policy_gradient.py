@@ -67,7 +67,7 @@ class GroupPolicyGradient(OnPolicyTextAlgorithm):
 
     def _padded_rewards(self, episodes: EpisodeBatch) -> Tensor:
         """Return the rewards with the penalty for long responses `[n, response_len]`."""
-        lengths = episodes.lengths
+        lengths = episodes.response_lengths  # of the texts that reach the limit: actions and answers of environments
         rewards = episodes.pad(torch.as_tensor(self.rollout_buffer.rewards, device=lengths.device))
         fraction = self.arguments.overlong_buffer
         if fraction is None:

@@ -424,6 +424,7 @@ def _components(blocks: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], R
         registries |= {"datapool.sampler": SAMPLERS, "alg": ALGORITHMS, "alg.policy": POLICIES}
         registries["alg.policy.args.engine"] = ENGINES
         registries["alg.ptx.data"] = DATA_POOLS
+        registries["env.dialogue"] = ENVIRONMENTS
     else:
         registries[POST_PROCESSING] = POST_PROCESSORS
     if kind == "preference":

@@ -5,9 +5,10 @@
     reward_fn: {id: my_rewards:score}             {id: python, args: {function: my_rewards:score}}
     metrics: [score]                              [{id: python, args: {function: score}}]
     callbacks: [MyCallback]                       [{id: object, args: {object: MyCallback()}}]
+    env.dialogue: MyEnv                           {id: object, args: {object: MyEnv()}}
 
 The blocks on the right are what is checked and written to `config.json`. Objects that were built in Python become
-blocks with the id `object`; a class of a callback is called without arguments.
+blocks with the id `object`; a class of a callback is called without arguments, that of an environment with its `args`.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[
         except ValueError as error:
             issues.append(ConfigIssue("reward_fn", str(error)))
 
+    env = blocks.get("env")
+    if isinstance(env, Mapping) and env.get("dialogue") is not None:
+        try:
+            blocks["env"] = {**env, "dialogue": dialogue_config(env["dialogue"])}
+        except ValueError as error:
+            issues.append(ConfigIssue("env.dialogue", str(error)))
+
     evaluation = blocks.get("train_evaluation")
     if not isinstance(evaluation, Mapping):
         return blocks, issues
@@ -66,6 +74,33 @@ def with_function_blocks(mapping: Mapping[str, Any], *, imports: bool) -> tuple[
                 issues.append(ConfigIssue(f"train_evaluation.{key}.{index}", str(error)))
         blocks["train_evaluation"][key] = entries
     return blocks, issues
+
+
+def dialogue_config(value: Any) -> Any:
+    """Return the block of an environment: an id, an object, a class, or a block with one of these as its `id`.
+
+    Raises:
+        ValueError: the class cannot be called.
+    """
+    if isinstance(value, str):
+        return {"id": value}
+    block = value if isinstance(value, Mapping) else {"id": value}
+    environment = block.get("id")
+    if not hasattr(environment, "step"):  # an id, or an error of its own
+        return value
+
+    args = block.get("args") or {}
+    if inspect.isclass(environment):
+        name = environment.__name__
+        try:
+            environment = environment(**args)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise ValueError(f"{name} cannot be built: {raised(error)}") from error
+    elif args:
+        raise ValueError(f"args are for a class; this {type(environment).__name__} has been built")
+    return {**block, "id": "object", "args": {"object": NamedFunction(environment)}}
 
 
 def callback_config(value: Any) -> Any:

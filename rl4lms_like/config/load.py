@@ -27,6 +27,7 @@ from rl4lms_like.config.functions import with_function_blocks
 from rl4lms_like.config.run_config import (
     AlgorithmConfig,
     AnyConfig,
+    DialogueConfig,
     PolicyConfig,
     PreferenceConfig,
     RunConfig,
@@ -65,6 +66,11 @@ NOTICES = {
     PreferenceConfig: rules.OFFLINE_NOTICES,
 }
 """Class of a config -> the rules that yield notices."""
+
+ENVIRONMENT_REWARD = "environment"
+"""Id of the reward of runs whose only rewards are those of the environment."""
+NUMBERED_EPISODES = "episodes"
+"""Id of the data pool of dialogues without data."""
 
 _PATHS = {"policy": "alg.policy.args", "kl_div": "alg.kl_div", "ptx": "alg.ptx"}
 """Name of a block in rules -> its path in the file, where it is another one."""
@@ -118,6 +124,8 @@ def parse_config(
     mapping, function_issues = with_function_blocks(mapping, imports=components)
     all_issues += function_issues
     written, comma_notices = without_stray_commas(mapping)
+    if config_class is RunConfig:
+        add_dialogue_defaults(written)
     if components and config_class is RunConfig:
         add_kl_defaults(written)
 
@@ -206,6 +214,24 @@ def add_kl_defaults(mapping: Mapping[str, Any]) -> None:
             kl["placement"] = "loss"
     if kl.get("estimator") is None:
         kl["estimator"] = getattr(arguments, "kl_estimator", "k3") if kl["placement"] == "loss" else "k1"
+
+
+def add_dialogue_defaults(mapping: dict[str, Any]) -> None:
+    """Set what a dialogue does not need: the reward, the data pool, and the length of a single response."""
+    dialogue = at(mapping, "env.dialogue")
+    if not isinstance(dialogue, dict):
+        return
+    mapping.setdefault("reward_fn", {"id": ENVIRONMENT_REWARD})
+    mapping.setdefault("datapool", {"id": NUMBERED_EPISODES})
+
+    # The length of a turn is that of a call of `generate`, so that every reader of its arguments knows it.
+    length = dialogue.get("max_turn_length", DialogueConfig.max_turn_length)
+    args = at(mapping, "alg.policy.args")
+    if isinstance(args, dict) and isinstance(args.setdefault("generation_kwargs", {}), dict):
+        args["generation_kwargs"].setdefault("max_new_tokens", length)
+    of_evaluations = at(mapping, "train_evaluation.generation_kwargs")
+    if isinstance(of_evaluations, dict):
+        of_evaluations.setdefault("max_new_tokens", length)
 
 
 def blocks_for_rules(

@@ -31,6 +31,7 @@ from rl4lms_like.config.run_config import (
     PtxConfig,
     RewardConfig,
     RunConfig,
+    RunEnvConfig,
     SupervisedAlgConfig,
     SupervisedEvaluationConfig,
     TokenizerConfig,
@@ -265,6 +266,47 @@ def _is_step_reward(id: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, StepReward)
 
 
+def reward_of_environment(reward_fn: RewardConfig, datapool: PromptPoolConfig, env: RunEnvConfig) -> Issues:
+    """Check that there is an environment where only its rewards, or its texts, are used."""
+    if env.dialogue is None:
+        if reward_fn.id == "environment":
+            yield ConfigIssue("reward_fn.id", "'environment' has no reward of its own; set env.dialogue")
+        if datapool.id == "episodes":
+            yield ConfigIssue("datapool.id", "'episodes' has no prompts of its own; set env.dialogue")
+
+
+def turns_of_dialogues(env: RunEnvConfig, policy: PolicyArguments, policy_id: str) -> Issues:
+    """Check that the policy can continue a context after an answer, and that turns have one length."""
+    if env.dialogue is None:
+        return
+    if not is_causal(policy_id):
+        yield ConfigIssue("env.dialogue", f"needs a decoder-only model: {policy_id} writes one response to a prompt")
+    if policy.is_ahead:
+        text = "cannot be used with env.dialogue, whose turns follow the answers of the environment; remove it"
+        yield ConfigIssue("alg.policy.args.engine.ahead", text)
+    yield from _arguments_of_turns(ROLLOUTS, policy.generation_kwargs, env)
+
+
+def evaluated_dialogues(env: RunEnvConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
+    """Check the same arguments of evaluations."""
+    yield from _arguments_of_turns(EVALUATION, train_evaluation.generation_kwargs or {}, env)
+
+
+def _arguments_of_turns(path: str, kwargs: Mapping[str, Any], env: RunEnvConfig) -> Issues:
+    if env.dialogue is None:
+        return
+    length = env.dialogue.max_turn_length
+    if (kwargs.get("num_beams") or 1) > 1:
+        text = "beams keep several texts, and an environment has answered one; set num_beams to 1"
+        yield ConfigIssue(f"{path}.num_beams", text)
+    if kwargs.get("max_new_tokens") not in (None, length):
+        text = f"the length of a turn is env.dialogue.max_turn_length, {length}; remove it, or set both to one value"
+        yield ConfigIssue(f"{path}.max_new_tokens", text)
+    if kwargs.get("max_length") is not None:
+        text = "the length of a turn is env.dialogue.max_turn_length, and max_episode_length that of all; remove it"
+        yield ConfigIssue(f"{path}.max_length", text)
+
+
 def rollouts_in_episodes(alg: Algorithm, env: EnvConfig) -> Issues:
     """Check that generation batches of `n_envs` episodes fill a rollout exactly."""
     n_episodes = alg.arguments.n_episodes
@@ -307,13 +349,18 @@ def _post_processor_of_responses(path: str, kwargs: Mapping[str, Any]) -> Issues
         yield ConfigIssue(f"{path}.post_processing_fn", text)
 
 
-def evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
+def evaluations(train_evaluation: TrainEvaluationConfig, env: RunEnvConfig) -> Issues:
     """Check that evaluations report the metrics that the run reads, and that they score the texts as generated."""
     metrics = train_evaluation.metrics
     for path, selected in ((KEEP_BEST, train_evaluation.keep_best), (EARLY_STOPPING, train_evaluation.early_stopping)):
         if selected is not None:
-            yield from _unreported(f"{path}.metric", selected.metric, metrics, RUN_REWARD_KEYS)
+            yield from _unreported(f"{path}.metric", selected.metric, metrics, _always_reported(env))
     yield from _post_processor_of_responses(EVALUATION, train_evaluation.generation_kwargs or {})
+
+
+def _always_reported(env: RunEnvConfig) -> tuple[str, ...]:
+    """Return the keys that evaluations report without a metric that is listed, where a setting selects them."""
+    return RUN_REWARD_KEYS if env.dialogue is None else (*RUN_REWARD_KEYS, "environment/{name}")
 
 
 def generation_of_evaluations(
@@ -379,11 +426,11 @@ def average_with_split_weights(distributed: DistributedConfig, train_evaluation:
         yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
 
 
-def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
+def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig, env: RunEnvConfig) -> Issues:
     """Check that the metrics which must not fall are reported."""
     for index, held_out in enumerate(doctor.held_out):
         path = f"{HELD_OUT}.{index}.metric"
-        yield from _unreported(path, held_out.metric, train_evaluation.metrics, RUN_REWARD_KEYS)
+        yield from _unreported(path, held_out.metric, train_evaluation.metrics, _always_reported(env))
 
 
 def reads_run_reward(config: RunConfig) -> bool:
@@ -453,6 +500,9 @@ ON_POLICY: tuple[Rule, ...] = (
     sampler_with_rewards,
     whole_groups,
     rewards_of_steps,
+    reward_of_environment,
+    turns_of_dialogues,
+    evaluated_dialogues,
     rollouts_in_episodes,
     steps_with_texts,
     masks_for_nlpo,
@@ -584,10 +634,12 @@ def responses_without_end(env: EnvConfig) -> Notices:
         yield Notice("env.args.terminate_on_eos", message)
 
 
-def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: EnvConfig) -> Notices:
+def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env: RunEnvConfig) -> Notices:
     """Report minibatches and a lambda that are too small for the length of responses."""
     limit = longest_response(policy.generation_kwargs, is_causal=is_causal(policy_id))
     length = min(env.arguments.max_episode_length, limit)
+    if env.dialogue is not None:
+        length = env.arguments.max_episode_length
 
     # The gradient of few episodes is noisy. Without n_epochs (trpo) only the critic has minibatches.
     has_minibatches = alg.values.get("n_epochs") is not None

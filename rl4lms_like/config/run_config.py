@@ -30,6 +30,7 @@ from rl4lms_like.config.binding import Arguments, ComponentConfig, checked_post_
 from rl4lms_like.core.chat_template import CHATML, CHATML_TOKENS
 from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
 from rl4lms_like.data_pools.splits import SPLITS
+from rl4lms_like.envs import ENVIRONMENTS
 from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
@@ -48,6 +49,7 @@ from rl4lms_like.system.numbers import (
     Fraction,
     NonNegative,
     Positive,
+    Processes,
     Seed,
     Threads,
     Whole,
@@ -314,6 +316,61 @@ class PromptPoolConfig(DataPoolConfig):
     """
 
     sampler: SamplerConfig | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DialogueConfig(ComponentConfig):
+    """The `env.dialogue` block: episodes of several turns with an environment that answers.
+
+    Args:
+        id: an id of the registry, of Gymnasium, or an import path `package.module:Name`.
+        args: arguments of the environment.
+        max_turns: maximum number of turns of an episode, which is then truncated.
+        max_turn_length: maximum number of tokens of a turn.
+        threads: number of environments whose `step` runs at the same time, for those that wait. 0 steps them one after
+            the other.
+        timeout: time limit in seconds for a `step` or `reset`. null sets no limit.
+    """
+
+    registry = ENVIRONMENTS
+
+    max_turns: Count = 8
+    max_turn_length: Count = 64
+    threads: Processes = 0
+    timeout: Positive | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnvConfig(EnvConfig):
+    """The `env` block of an RL run.
+
+    Args:
+        dialogue: environment that answers what the policy writes: `id`, `args` and limits. null: an episode is one
+            response.
+    """
+
+    dialogue: DialogueConfig | None = None
+
+    @property
+    def max_actions(self) -> int | None:
+        """Maximum number of tokens that the policy writes in a dialogue; None without one."""
+        if self.dialogue is None:
+            return None
+        return min(self.dialogue.max_turns * self.dialogue.max_turn_length, self.arguments.max_episode_length)
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        dialogue = self.dialogue
+        if dialogue is None:
+            return
+        yield from (issue.below("dialogue") for issue in dialogue.issues())
+        if self.vec_env != "text":
+            text = f"{self.vec_env!r} steps single tokens, and env.dialogue has whole turns; set it to text"
+            yield ConfigIssue("vec_env", text)
+        limit = self.arguments.max_episode_length
+        if dialogue.max_turn_length > limit:
+            text = f"{dialogue.max_turn_length} tokens are more than an episode has (max_episode_length: {limit})"
+            yield ConfigIssue("dialogue.max_turn_length", text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -596,7 +653,7 @@ class RunConfig(_AnyRunConfig):
     tokenizer: TokenizerConfig
     reward_fn: RewardConfig
     datapool: PromptPoolConfig
-    env: EnvConfig = field(default_factory=EnvConfig)
+    env: RunEnvConfig = field(default_factory=RunEnvConfig)
     alg: AlgorithmConfig
     train_evaluation: TrainEvaluationConfig
     doctor: DoctorConfig = field(default_factory=DoctorConfig)

@@ -315,7 +315,7 @@ def check_lengths(config: RunConfig, tokenizer: PreTrainedTokenizerBase, network
         if limit is None:
             continue
         longest = response
-        if key == "model_name":
+        if key == "model_name" and config.env.dialogue is None:
             longest = max(response, longest_response(evaluated_kwargs, is_causal=not network.is_encoder_decoder))
         needed = max(prompt, longest) if network.is_encoder_decoder else prompt + longest
         if needed > limit:
@@ -336,7 +336,12 @@ def _prompt_length(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> int
 
 
 def response_length(config: RunConfig, network: PretrainedConfig) -> int:
-    """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less."""
+    """Return the maximum response length in tokens: the generation limit or `max_episode_length`, whichever is less.
+
+    Of a dialogue, it is the length of all turns and answers together, `max_episode_length`.
+    """
+    if config.env.dialogue is not None:
+        return config.env.arguments.max_episode_length
     kwargs = config.alg.policy.args.get("generation_kwargs") or {}
     limit = longest_response(kwargs, is_causal=not network.is_encoder_decoder)
     return min(limit, config.env.arguments.max_episode_length)

@@ -62,7 +62,7 @@ RENDERING_S = 10.0
 _MARKED = re.compile(r"\{%-?\s*generation\b")
 """The tag with which a template marks what the assistant writes."""
 
-_CONTENT = "X7Q"
+PLACEHOLDER = "X7Q"
 """A content that occurs nowhere else in a rendered conversation."""
 
 
@@ -132,7 +132,7 @@ def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
         ConfigError: they are not; the message names the key that adds them.
     """
     template = ChatTemplate(tokenizer)
-    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
+    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
     rendered = template.render(turns)
     with suppress(ConfigError):  # of a template without system messages
         rendered += template.render([{"role": "system", "content": "a"}, *turns])
@@ -326,8 +326,8 @@ class ChatTemplate:
         # model would call a tool and never see what it returned.
         others = []
         for message in messages:
-            others.append({**message, "content": _CONTENT} if message["role"] == "tool" else message)
-        has_results = any(message["role"] == "tool" and message["content"] != _CONTENT for message in messages)
+            others.append({**message, "content": PLACEHOLDER} if message["role"] == "tool" else message)
+        has_results = any(message["role"] == "tool" and message["content"] != PLACEHOLDER for message in messages)
         if has_results and self._applied(others, tools=tools, where=where, **arguments) == rendered:
             raise self._not_written("the results of tools", where or "these messages")
         return rendered
@@ -393,8 +393,8 @@ class ChatTemplate:
     @cached_property
     def end_of_turn(self) -> int | None:
         """Id of the first special token after a message of the assistant; None if the template writes none."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": _CONTENT}]
-        after = self.render(turns).rpartition(_CONTENT)[2]
+        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
+        after = self.render(turns).rpartition(PLACEHOLDER)[2]
 
         # Tokens such as <|im_end|> may be added tokens without being special ones to the tokenizer.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}

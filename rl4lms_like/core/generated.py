@@ -21,6 +21,8 @@ class Generated:
         prompt_ids: token ids of the prompt `[prompt_length]`, truncated, not padded; None if only texts are known.
         response_ids: token ids of the response `[response_length]`; None if only texts are known.
         steps: texts of its steps; None if it was not split.
+        environment_reward: sum of the rewards of the steps of `env.dialogue`, whose last turn the response then is;
+            None of a single response.
     """
 
     sample: Sample
@@ -28,6 +30,7 @@ class Generated:
     prompt_ids: np.ndarray | None = None
     response_ids: np.ndarray | None = None
     steps: tuple[str, ...] | None = None
+    environment_reward: float | None = None
 
 
 def of_texts(

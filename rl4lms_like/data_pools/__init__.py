@@ -20,6 +20,7 @@ DATA_POOLS = Registry(
     group="rl4lms_like.data_pools",
     misfit=derived_from("rl4lms_like.data_pools.base:TextGenPool"),
     table={
+        "episodes": Entry(".episodes:NumberedEpisodes", "numbered episodes, for environments that need no data"),
         "dummy_pool": Entry(".dummy:DummyPool", "one prompt, repeated"),
         "film_opinions": Entry(".film_opinions:FilmOpinions", "short film opinions from a grammar, mixed sentiment"),
         "reasoning_gym": Entry(

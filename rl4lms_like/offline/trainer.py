@@ -271,6 +271,7 @@ class SupervisedTrainer:
             batch_size=self.schedule.eval_batch_size,
             max_prompt_length=self.run.max_prompt_length,
             eos_token_ids=self.run.eos_token_ids,
+            dialogue=None,
             seed=seed,
             ranks=self.run.ranks,
         )

@@ -6,7 +6,7 @@ RunConfig ─ reward, metrics ─ tokenizer ─ samples ─ environment ─ poli
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.data_pools import SAMPLERS
+from rl4lms_like.envs.dialogue_vec_env import DialogueVecEnv
 from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.envs.stepping import make_vec_env
 from rl4lms_like.envs.vec_env import TextVecEnv
@@ -60,6 +61,7 @@ from rl4lms_like.training.inputs import (
     build_datapools,
     build_tokenizer,
     chat_template_of,
+    dialogue_settings,
     end_tokens,
     load_generation_config,
     load_model_config,
@@ -155,7 +157,8 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, tokenizer)
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_samples(config, components, samples)
-    check_prompts(samples, tokenizer, model_config)
+    if config.env.dialogue is None:  # otherwise the prompts are the first texts of the environment
+        check_prompts(samples, tokenizer, model_config)
 
     ptx = build_ptx(config, tokenizer, model_config)
 
@@ -295,10 +298,14 @@ def build_env(
 
     # `n_envs` counts the environments of all processes, so that a rollout has the same size in any number of them.
     n_envs = config.env.n_envs if ranks is None else config.env.n_envs // ranks.size
+    make: Callable[..., VecEnv] = partial(make_vec_env, config.env.vec_env)
+    dialogue = dialogue_settings(config, tokenizer)
+    if dialogue is not None:
+        make = partial(DialogueVecEnv, settings=dialogue, env_seed=config.seed)
+        del arguments["max_episode_length"]
     template = chat_template_of(config.tokenizer, tokenizer)
     generation_config = load_generation_config(config.alg.policy.args["model_name"])
-    return make_vec_env(
-        config.env.vec_env,
+    return make(
         n_envs,
         tokenizer=tokenizer,
         reward_function=reward_fn,

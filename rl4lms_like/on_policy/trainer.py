@@ -36,6 +36,7 @@ from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION
 from rl4lms_like.training.averages import SPLITS, average_of, save_average
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
+from rl4lms_like.training.inputs import dialogue_settings
 from rl4lms_like.training.resuming.checkpoints import FOLDER, delete_interrupted, write_folder
 from rl4lms_like.training.user_callbacks import user_callbacks
 
@@ -287,6 +288,7 @@ class OnPolicyTrainer:
             batch_size=self.schedule.eval_batch_size,
             max_prompt_length=self.run.max_prompt_length,
             eos_token_ids=sorted(self.run.env.get_attr("eos_token_ids", [0])[0]),
+            dialogue=dialogue_settings(self.run.config, self.run.tokenizer),
             generation_kwargs=self.schedule.generation_kwargs,
             seed=self.run.config.seed,
             ranks=self.run.ranks,

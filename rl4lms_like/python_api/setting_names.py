@@ -21,6 +21,7 @@ from rl4lms_like.config.run_config import (
     PreferenceAlgConfig,
     PromptPoolConfig,
     RunConfig,
+    RunEnvConfig,
     SupervisedAlgConfig,
     SupervisedEvaluationConfig,
     TokenizerConfig,
@@ -28,7 +29,7 @@ from rl4lms_like.config.run_config import (
 )
 from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.preferences import PreferenceColumns
-from rl4lms_like.envs.arguments import EnvArguments, EnvConfig
+from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments
 from rl4lms_like.python_api.names_elsewhere import equivalent
 from rl4lms_like.rollouts.kl import KLConfig
@@ -117,7 +118,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
         return blocks | {
             "datapool": _arguments(PromptPoolConfig),
             "datapool.args": columns,
-            "env": _arguments(EnvConfig),
+            "env": _arguments(RunEnvConfig),
             "env.args": _arguments(EnvArguments),
             "alg": _arguments(AlgorithmConfig),
             "alg.args": _of_algorithm(ALGORITHMS, algorithm),

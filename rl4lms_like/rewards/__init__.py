@@ -117,6 +117,7 @@ REWARDS = Registry(
         "soft_overlong": Entry(".lengths:SoftOverlong", "DAPO's penalty for responses near and above the length limit"),
         "repetition_penalty": Entry(".lengths:RepetitionPenalty", "penalty for the fraction of repeated n-grams"),
         "python": Entry(".python_function:PythonReward", "return value of a Python function, sync or async"),
+        "environment": Entry(".environment:EnvironmentReward", "only the rewards of the steps of `env.dialogue`"),
         "object": Entry(".python_function:built_reward", "a reward that was built in Python"),
         "process_reward": Entry(
             ".steps:ProcessReward",

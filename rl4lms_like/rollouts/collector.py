@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, own_batches
 from rl4lms_like.core.seeding import SeedStream, derived_seed
+from rl4lms_like.envs.dialogue_vec_env import DialogueVecEnv
 from rl4lms_like.envs.stepping import play_by_stepping
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
@@ -37,6 +38,7 @@ from rl4lms_like.rollouts.after_rollout import engine_gaps, update_sampler
 from rl4lms_like.rollouts.ahead import DrawnBatch, NextRollout
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
+from rl4lms_like.rollouts.play_dialogues import play_dialogues, prompt_rows_within
 from rl4lms_like.rollouts.rollout import (
     Rollout,
     RolloutBatch,
@@ -335,7 +337,9 @@ class RolloutCollector:
         # Responses: sampled now, or by the engine during the update before this rollout.
         with self._timed("generate_s"):
             with blame_memory_errors_on("generation"):
-                if drawn.responses is None:
+                if isinstance(self.env, DialogueVecEnv):
+                    episodes = self._played_dialogues(self.env, drawn.seed)
+                elif drawn.responses is None:
                     arguments = self.sampling_arguments(drawn.seed)
                     episodes = self.policy.generate(drawn.prompt_ids, drawn.prompt_mask, **arguments)
                 else:
@@ -349,6 +353,8 @@ class RolloutCollector:
             if self.options.group_size > 1:
                 rows = torch.arange(episodes.n_episodes, device=episodes.response_ids.device) // self.options.group_size
                 episodes = replace(episodes, group_ids=rows, prompt_rows=rows)
+                if isinstance(self.env, DialogueVecEnv):  # an environment may draw its first text
+                    episodes = replace(episodes, prompt_rows=prompt_rows_within(rows, episodes))
 
         # Task rewards of the tokens `[n_tokens]`; an environment that is not a `TextVecEnv` gives them step by step.
         with self._timed("play_s"):
@@ -364,7 +370,17 @@ class RolloutCollector:
         for name, part in played.parts.items():
             reward_parts[name] = torch.as_tensor(part, dtype=torch.float32).to(device)
         rewards = torch.as_tensor(played.total, dtype=torch.float32).to(device)
-        return RolloutBatch(episodes, rewards, reward_parts, drawn.sample_ids)
+        episode_numbers = {}
+        for name, numbers in getattr(self.env, "episode_numbers", {}).items():
+            episode_numbers[name] = torch.as_tensor(numbers, dtype=torch.float32).to(device)
+        return RolloutBatch(episodes, rewards, reward_parts, drawn.sample_ids, episode_numbers)
+
+    def _played_dialogues(self, env: DialogueVecEnv, seed: int) -> EpisodeBatch:
+        """Play the episodes that the environments have started."""
+        arguments = self.sampling_arguments(seed)
+        del arguments["max_new_tokens"]  # turns and episodes have limits of their own
+        arguments["generation_kwargs"] = self.policy.arguments.generation_kwargs
+        return play_dialogues(self.policy.generate, env.dialogues, **arguments)
 
     def draw_prompts(self) -> DrawnBatch:
         """Draw the prompts of a generation batch, and the seed of its sampling."""

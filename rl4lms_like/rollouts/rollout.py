@@ -11,7 +11,7 @@ again, gives the same numbers as the one that was generated.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +74,8 @@ class RolloutBatch:
         rewards: task rewards `[n_tokens]`, without the KL penalty.
         reward_parts: name -> contribution of that part of a combined reward `[n_tokens]`, NaN where it returned None.
         sample_ids: ids of the samples that the prompts are from, `n`.
+        episode_numbers: name -> number of each episode that its environment reported `[n]`, NaN where it did not; empty
+            without `env.dialogue`, and in a replay.
         scores: of the policy, its critic and its reference; None = not scored yet.
     """
 
@@ -81,6 +83,7 @@ class RolloutBatch:
     rewards: Tensor
     reward_parts: Mapping[str, Tensor]
     sample_ids: Sequence[str]
+    episode_numbers: Mapping[str, Tensor] = field(default_factory=dict)
     scores: EpisodeScores | None = None
 
     def known_scores(self) -> EpisodeScores:
@@ -114,6 +117,7 @@ class RolloutBatch:
             self.rewards[tokens],
             {name: part[tokens] for name, part in self.reward_parts.items()},
             [self.sample_ids[row] for row in index.tolist()],
+            {name: numbers[index] for name, numbers in self.episode_numbers.items()},
         )
 
     @staticmethod
@@ -129,7 +133,20 @@ class RolloutBatch:
         for batch in batches:
             sample_ids += batch.sample_ids
         episodes = EpisodeBatch.concatenated([batch.episodes for batch in batches])
-        return RolloutBatch(episodes, torch.cat([batch.rewards for batch in batches]), reward_parts, sample_ids)
+        rewards = torch.cat([batch.rewards for batch in batches])
+        return RolloutBatch(episodes, rewards, reward_parts, sample_ids, joined_numbers(batches))
+
+
+def joined_numbers(batches: Sequence[RolloutBatch]) -> dict[str, Tensor]:
+    """Return the numbers of the episodes of all batches by name, each `[n]`; NaN where a batch has no such number."""
+    joined: dict[str, Tensor] = {}
+    for name in dict.fromkeys(name for batch in batches for name in batch.episode_numbers):
+        numbers = []
+        for batch in batches:
+            missing = torch.full((batch.episodes.n_episodes,), torch.nan, device=batch.rewards.device)
+            numbers.append(batch.episode_numbers.get(name, missing))
+        joined[name] = torch.cat(numbers)
+    return joined
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,8 +274,8 @@ def rollout_statistics(
 ) -> dict[str, float]:
     """Compute means (and, under `<name>_std`, standard deviations) of a rollout, under RL4LMs' keys.
 
-    `ep_rew`, `reward/<part>` and the shares of groups are of all generated episodes, all other numbers of those that
-    dynamic sampling did not leave out.
+    `ep_rew`, `reward/<part>`, `environment/<name>` and the shares of groups are of all generated episodes, all other
+    numbers of those that dynamic sampling did not leave out.
 
     Args:
         rollout: played and scored.
@@ -267,8 +284,8 @@ def rollout_statistics(
     """
     info: dict[str, float] = {}
     for name, values in _series(rollout, kl_rewards, has_critic).items():
-        # A part of the reward may have left out some episodes; they do not count in its mean.
-        if name.startswith("reward/"):
+        # A part of the reward, or an environment, may have left out some episodes; they do not count in the mean.
+        if name.startswith(("reward/", "environment/")):
             values = values[~values.isnan()]
             if not len(values):
                 continue
@@ -298,6 +315,8 @@ def _series(rollout: Rollout, kl_rewards: Sequence[Tensor] | None, has_critic: b
     for name in rollout.generated[0].reward_parts:
         sums = [batch.episode_sums(batch.reward_parts[name]) for batch in rollout.generated]
         series[f"reward/{name}"] = torch.cat(sums)
+    for name, numbers in joined_numbers(rollout.generated).items():
+        series[f"environment/{name}"] = numbers
 
     # The KL's own estimate k1, whatever the estimator of the penalty, so that runs can be compared.
     if kl_rewards is not None:

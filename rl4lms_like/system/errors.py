@@ -13,7 +13,8 @@ RL4LMsLikeError
 └── ComponentError          a user's component failed; names it, chained from the original exception
     ├── DataPoolError
     ├── RewardError
-    └── MetricError
+    ├── MetricError
+    └── DialogueError       an environment failed; names it, the sample and the turn
 """
 
 from __future__ import annotations
@@ -174,6 +175,10 @@ class RewardError(ComponentError):
 
 class MetricError(ComponentError):
     """A metric raised, or returned something that is not a mapping of name to (sentence scores, corpus score)."""
+
+
+class DialogueError(ComponentError):
+    """An environment of `env.dialogue` raised, blocked, or returned something that is not a result of its method."""
 
 
 def require_extra(module: str, *, extra: str, needed_by: str) -> None:

@@ -27,6 +27,7 @@ from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.envs.dialogue_vec_env import token_reward_issues
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
@@ -121,6 +122,8 @@ def check_samples(config: AnyConfig, components: Components, samples: Mapping[st
     issues = []
     if isinstance(config, RunConfig):
         issues += column_issues(components.reward_fn, samples["train"], REWARD)
+        if config.env.dialogue is not None:
+            issues += token_reward_issues(components.reward_fn)
     for index, metric in zip(_metrics_to_build(config), components.metrics, strict=False):
         inner = metric.metric if isinstance(metric, NamedMetric) else metric
         issues += column_issues(inner, evaluated or samples["train"], f"{METRIC}.{index}")

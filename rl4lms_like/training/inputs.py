@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from rl4lms_like.config.binding import ComponentConfig
-from rl4lms_like.config.run_config import AnyConfig, TokenizerConfig
+from rl4lms_like.config.run_config import AnyConfig, RunConfig, TokenizerConfig
 from rl4lms_like.core.chat_template import (
     ChatTemplate,
     chat_template_issue,
@@ -24,10 +25,13 @@ from rl4lms_like.core.chat_template import (
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.envs import ENVIRONMENTS
+from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
+from rl4lms_like.system.functions import short_name
 from rl4lms_like.system.schema import join
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -119,6 +123,27 @@ def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase
     if not config.chat_template:
         return None
     return ChatTemplate(tokenizer, config.system_prompt, config.tools_in_system)
+
+
+def dialogue_settings(config: AnyConfig, tokenizer: PreTrainedTokenizerBase) -> DialogueSettings | None:
+    """Return environment and limits of a config's `env.dialogue` block; None without one.
+
+    Rollouts and all evaluations get them from here.
+    """
+    if not isinstance(config, RunConfig) or config.env.dialogue is None:
+        return None
+    dialogue = config.env.dialogue
+    name = short_name(dialogue.args["object"]) if dialogue.id == "object" else dialogue.id
+    return DialogueSettings(
+        name,
+        partial(ENVIRONMENTS.get, dialogue.id, dialogue.args),
+        max_turns=dialogue.max_turns,
+        max_turn_length=dialogue.max_turn_length,
+        max_episode_length=config.env.arguments.max_episode_length,
+        template=chat_template_of(config.tokenizer, tokenizer),
+        threads=dialogue.threads,
+        timeout=dialogue.timeout,
+    )
 
 
 def render_prompts(

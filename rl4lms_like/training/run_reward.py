@@ -18,11 +18,13 @@ from rl4lms_like.config.rules import reads_run_reward, unknown_metric
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
 from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import Observation, TextLayout
+from rl4lms_like.envs.dialogue_vec_env import ENVIRONMENT, REWARD_FN
 from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
 from rl4lms_like.metrics.run_reward import PART, EpisodeRewards, RewardMetric
 from rl4lms_like.rewards.base import inner_rewards
 from rl4lms_like.rewards.call import leaves
+from rl4lms_like.rewards.environment import EnvironmentReward
 from rl4lms_like.system.errors import ConfigError
 from rl4lms_like.training.resuming.states import load_random, random_state
 
@@ -64,6 +66,11 @@ class RunReward:
                 for name, values in rewards.parts.items():
                     values_by_part.setdefault(name, []).extend(_episode_sums(values, lengths))
 
+        of_environment = [item.environment_reward for item in generated if item.environment_reward is not None]
+        if of_environment:
+            is_only = isinstance(self._scorer.reward_fn, EnvironmentReward)
+            values_by_part = {} if is_only else {ENVIRONMENT: of_environment, **(values_by_part or {REWARD_FN: totals})}
+            totals = [total + reward for total, reward in zip(totals, of_environment, strict=True)]
         results = EpisodeRewards(totals, values_by_part)
         self._last = (generated, results)
         return results
@@ -144,7 +151,10 @@ def _check_parts(config: RunConfig, reward: Any) -> None:
     for index, held_out in enumerate(config.doctor.held_out):
         selected[f"doctor.held_out.{index}.metric"] = held_out.metric
 
-    known = [PART.format(leaf.name) for leaf in leaves(reward) if leaf.name]
+    parts = [leaf.name for leaf in leaves(reward) if leaf.name]
+    if config.env.dialogue is not None and not isinstance(reward, EnvironmentReward):
+        parts = [ENVIRONMENT, *(parts or [REWARD_FN])]
+    known = [PART.format(name) for name in parts]
     names = [f"/{metric.name}" for metric in evaluation.metrics if metric.id == "reward" and metric.name]
     keys = [*known, *(key + name for key in known for name in names)]
     issues = []
