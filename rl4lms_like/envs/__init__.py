@@ -108,7 +108,7 @@ ENVIRONMENTS = Environments(
             "rl4lms_like.envs.games.shop:Shop",
             "a shop; the model sells a scripted customer one thing",
         ),
-        "object": Entry(".built:copied_environment", "an environment that was built in Python"),
+        "object": Entry("rl4lms_like.envs.built:copied_environment", "an environment that was built in Python"),
         "tools": Entry(
             "rl4lms_like.envs.tools:FunctionTools", "functions that the model may call; `reward_fn` scores its answer"
         ),
