@@ -255,6 +255,7 @@ REWARDS: dict[str, Row] = {
     "soft_overlong": Row({"max_length": 20, "cache": 10}),
     "repetition_penalty": Row({"ngram_size": 2}),
     "python": Row({"function": "tests.catalogue:share_of_vowels", "kwargs": {"vowels": "aeiou"}}),
+    "environment": Row(),
     "object": Row({"object": NamedFunction(SentimentReward())}),
     "process_reward": Row(_and(_with(model_name="step_classifier"), separator=" ")),
     "step_function": Row({"function": "tests.catalogue:lengths_of_steps", "separator": " "}),
@@ -311,6 +312,7 @@ METRICS: dict[str, Row] = {
 _FILE = {"prompt_column": "text", "seed": 3}
 
 POOLS: dict[str, Row] = {
+    "episodes": Row({"eval_episodes": 3}),
     "dummy_pool": Row({"prompt": "Count:", "n_samples": 4}),
     "film_opinions": Row({"n_train": 20, "n_eval": 5}),
     "reasoning_gym": Row(lambda places: places.questions()),

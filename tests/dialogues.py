@@ -18,6 +18,8 @@ ANSWERS = ("higher", " lower than that", "", "Nobody knew, and nobody asked! ", 
 class Chatter(gymnasium.Env):
     """Everything that can differ is drawn from the seed and depends on what was written: texts, rewards, the end."""
 
+    observation_space = action_space = gymnasium.spaces.Text(64)
+
     def __init__(self, *, end: float = 0.2, log: list | None = None) -> None:
         self.end = end
         self.log = log  # of the texts that `step` received

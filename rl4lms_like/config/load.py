@@ -222,16 +222,19 @@ def add_dialogue_defaults(mapping: dict[str, Any]) -> None:
     if not isinstance(dialogue, dict):
         return
     mapping.setdefault("reward_fn", {"id": ENVIRONMENT_REWARD})
-    mapping.setdefault("datapool", {"id": NUMBERED_EPISODES})
+    datapool = mapping.setdefault("datapool", {})
+    if isinstance(datapool, dict):
+        datapool.setdefault("id", NUMBERED_EPISODES)
 
     # The length of a turn is that of a call of `generate`, so that every reader of its arguments knows it.
     length = dialogue.get("max_turn_length", DialogueConfig.max_turn_length)
-    args = at(mapping, "alg.policy.args")
-    if isinstance(args, dict) and isinstance(args.setdefault("generation_kwargs", {}), dict):
-        args["generation_kwargs"].setdefault("max_new_tokens", length)
-    of_evaluations = at(mapping, "train_evaluation.generation_kwargs")
-    if isinstance(of_evaluations, dict):
-        of_evaluations.setdefault("max_new_tokens", length)
+    policy_args = at(mapping, "alg.policy.args")
+    if isinstance(policy_args, dict):
+        policy_args.setdefault("generation_kwargs", {})
+    for path in ("alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"):
+        kwargs = at(mapping, path)
+        if isinstance(kwargs, dict) and kwargs.get("max_new_tokens") is None:
+            kwargs["max_new_tokens"] = length
 
 
 def blocks_for_rules(

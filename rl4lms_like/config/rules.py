@@ -74,6 +74,11 @@ RUN_REWARD = "reward"
 """Id of the metric that is the run's own reward."""
 RUN_REWARD_KEYS = METRICS.entry(RUN_REWARD).keys
 
+ENVIRONMENT_KEY = "environment/{name}"
+"""Keys of the numbers of dialogues."""
+ALWAYS_REPORTED = (*RUN_REWARD_KEYS, ENVIRONMENT_KEY)
+"""Keys that evaluations report without a metric in the list, if a setting selects them."""
+
 ROLLOUTS, EVALUATION = "alg.policy.args.generation_kwargs", "train_evaluation.generation_kwargs"
 """Config paths of generation arguments in RL runs."""
 
@@ -349,18 +354,22 @@ def _post_processor_of_responses(path: str, kwargs: Mapping[str, Any]) -> Issues
         yield ConfigIssue(f"{path}.post_processing_fn", text)
 
 
-def evaluations(train_evaluation: TrainEvaluationConfig, env: RunEnvConfig) -> Issues:
+def evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that evaluations report the metrics that the run reads, and that they score the texts as generated."""
     metrics = train_evaluation.metrics
     for path, selected in ((KEEP_BEST, train_evaluation.keep_best), (EARLY_STOPPING, train_evaluation.early_stopping)):
         if selected is not None:
-            yield from _unreported(f"{path}.metric", selected.metric, metrics, _always_reported(env))
+            yield from _unreported(f"{path}.metric", selected.metric, metrics, ALWAYS_REPORTED)
     yield from _post_processor_of_responses(EVALUATION, train_evaluation.generation_kwargs or {})
 
 
-def _always_reported(env: RunEnvConfig) -> tuple[str, ...]:
-    """Return the keys that evaluations report without a metric that is listed, where a setting selects them."""
-    return RUN_REWARD_KEYS if env.dialogue is None else (*RUN_REWARD_KEYS, "environment/{name}")
+def numbers_of_environments(train_evaluation: TrainEvaluationConfig, doctor: DoctorConfig, env: RunEnvConfig) -> Issues:
+    """Check that there is an environment where a setting selects a number that only evaluations of dialogues report."""
+    selected = {f"{HELD_OUT}.{index}": held_out for index, held_out in enumerate(doctor.held_out)}
+    choices: dict[str, Any] = {KEEP_BEST: train_evaluation.keep_best, EARLY_STOPPING: train_evaluation.early_stopping}
+    for path, choice in {**choices, **selected}.items():
+        if choice is not None and env.dialogue is None and _is_among(choice.metric, [ENVIRONMENT_KEY]):
+            yield ConfigIssue(f"{path}.metric", f"no metric reports {choice.metric!r} without env.dialogue")
 
 
 def generation_of_evaluations(
@@ -426,11 +435,11 @@ def average_with_split_weights(distributed: DistributedConfig, train_evaluation:
         yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
 
 
-def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig, env: RunEnvConfig) -> Issues:
+def held_out_metrics(doctor: DoctorConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
     """Check that the metrics which must not fall are reported."""
     for index, held_out in enumerate(doctor.held_out):
         path = f"{HELD_OUT}.{index}.metric"
-        yield from _unreported(path, held_out.metric, train_evaluation.metrics, _always_reported(env))
+        yield from _unreported(path, held_out.metric, train_evaluation.metrics, ALWAYS_REPORTED)
 
 
 def reads_run_reward(config: RunConfig) -> bool:
@@ -503,6 +512,7 @@ ON_POLICY: tuple[Rule, ...] = (
     reward_of_environment,
     turns_of_dialogues,
     evaluated_dialogues,
+    numbers_of_environments,
     rollouts_in_episodes,
     steps_with_texts,
     masks_for_nlpo,

@@ -84,6 +84,14 @@ class EpisodeBatch:
         """Token ids of all actions, flat `[n_tokens]`."""
         return self.response_ids[self.action_mask]
 
+    def n_before_in_turn(self) -> Tensor:
+        """Return the number of actions before each action since the last observed token, flat `[n_tokens]`."""
+        columns = torch.arange(self.response_ids.shape[1], device=self.response_ids.device)
+        last_observed = torch.full_like(self.response_ids, -1)  # column of the last observed token so far
+        if self.observed is not None:
+            last_observed = torch.where(self.observed & self.response_mask, columns, -1).cummax(dim=1).values
+        return (columns - last_observed - 1)[self.action_mask]
+
     def shared_prompts(self) -> tuple[Tensor, Tensor] | None:
         """Return one episode of each different prompt `[u]`, and the position of each episode's prompt in it `[n]`.
 

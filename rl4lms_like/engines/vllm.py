@@ -218,7 +218,7 @@ class VllmEngine(GenerationEngine):
         return episodes.trimmed()
 
     def score(self, episodes: EpisodeBatch) -> Tensor:
-        """Return the engine's own log-probs of the responses `[n_tokens]`, at temperature 1.
+        """Return the engine's own log-probs of the actions `[n_tokens]`, at temperature 1.
 
         Raises:
             EngineError: the server failed.
@@ -233,7 +233,7 @@ class VllmEngine(GenerationEngine):
         choices = self._choices(bodies)
 
         # One entry per token of the text: token id -> log-prob, of this token and perhaps of more probable ones.
-        log_probs: list[float] = []
+        log_probs: list[float] = []  # of all response tokens
         for choice, prompt, response in zip(choices, prompts, responses, strict=True):
             entries = (choice.prompt_logprobs or [])[len(prompt) :]
             of_response = []
@@ -245,7 +245,8 @@ class VllmEngine(GenerationEngine):
                     f"answered with log-probs of {len(of_response)} of the {len(response)} tokens of a text"
                 )
             log_probs += of_response
-        return torch.tensor(log_probs)
+        is_action = episodes.action_mask[episodes.response_mask].cpu()
+        return torch.tensor(log_probs)[is_action]
 
     # --- synchronisation --------------------------------------------------------------------------------------------
 

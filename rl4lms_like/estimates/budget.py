@@ -33,7 +33,8 @@ class BatchPlan:
 
     is_in_episodes: bool  # the size of a rollout is a number of episodes, otherwise of tokens
     tokens_per_rollout: int  # minimum; with a number of episodes, the maximum
-    response_tokens: int  # of a response
+    response_tokens: int  # of a response; of a dialogue, of its turns and answers together
+    actions: int  # tokens of an episode that the policy writes; those of the answers of a dialogue are not counted
     prompt_tokens: int | None  # maximum of a prompt; None if the tokenizer's limit is used
     prompts_per_batch: int  # per `generate` call, each with one response
     group_size: int  # responses to the same prompt
@@ -120,7 +121,7 @@ class BatchPlan:
         n_positions = prompt_tokens + self.response_tokens
         per_episode = (8 + 1 + TEXT_BYTES) * n_positions
         per_token = 6 * 4 + mask_bytes  # reward and five scores, float32
-        return self.episodes * (per_episode + EPISODE_BYTES + self.response_tokens * per_token) + HEADER_BYTES
+        return self.episodes * (per_episode + EPISODE_BYTES + self.actions * per_token) + HEADER_BYTES
 
     def lines(self) -> list[tuple[str, str]]:
         """Return the name and the amount of each quantity, as `check` prints them."""
@@ -132,14 +133,14 @@ class BatchPlan:
         if self.is_in_episodes:
             rollout = [
                 ("episodes per rollout", f"{self.episodes:,}"),
-                ("tokens per rollout", f"at most {self.tokens_per_rollout:,}, {self.response_tokens:,} per episode"),
+                ("tokens per rollout", f"at most {self.tokens_per_rollout:,}, {self.actions:,} per episode"),
             ]
             total = f"{self.n_iters * self.episodes:,} in {self.n_iters:,} iterations"
             in_all = ("episodes in all", total)
         else:
             rollout = [
                 ("tokens per rollout", f"at least {self.tokens_per_rollout:,}"),
-                ("episodes per rollout", f"{self.episodes:,} at the full {self.response_tokens} tokens"),
+                ("episodes per rollout", f"{self.episodes:,} at the full {self.actions} tokens"),
             ]
             in_all = ("tokens in all", f"at least {self.tokens:,} in {self.n_iters:,} iterations")
 
@@ -173,18 +174,23 @@ def plan_batches(
     n_envs = config.env.n_envs
     kwargs = blocks["alg"]["policy"]["args"].get("generation_kwargs") or {}
     response = min(env.max_episode_length, longest_response(kwargs, is_causal=config.is_causal))
+    if config.env.dialogue is not None:
+        response = env.max_episode_length
     if shortest:
         response = min(_shortest_response(kwargs, env, is_causal=config.is_causal), response)
+
+    # Sizes of rollouts count what the policy writes, those of minibatches and passes what is read.
+    actions = response if config.env.max_actions is None else min(config.env.max_actions, response)
 
     # A rollout: generation batches of `n_envs` whole episodes, until there are `n_episodes`, or `n_steps` tokens for
     # each environment.
     n_episodes = args.get("n_episodes")
     if n_episodes is not None:
         generations = math.ceil(n_episodes / n_envs)
-        tokens = n_episodes * response
+        tokens = n_episodes * actions
     else:
         tokens = int(args.get("n_steps") or 1) * n_envs
-        generations = math.ceil(tokens / (n_envs * response))
+        generations = math.ceil(tokens / (n_envs * actions))
     episodes = generations * n_envs
 
     # An update: passes over minibatches of whole episodes. TRPO updates only the critic in several passes.
@@ -208,6 +214,7 @@ def plan_batches(
         is_in_episodes=n_episodes is not None,
         tokens_per_rollout=tokens,
         response_tokens=response,
+        actions=actions,
         prompt_tokens=env.max_prompt_length if prompt_tokens is None else prompt_tokens,
         prompts_per_batch=n_envs,
         group_size=group_size,

@@ -314,6 +314,7 @@ def estimate_supervised_memory(
         is_in_episodes=True,
         tokens_per_rollout=batch_size * response_tokens,
         response_tokens=response_tokens,
+        actions=response_tokens,
         prompt_tokens=prompt_tokens,
         prompts_per_batch=config.train_evaluation.eval_batch_size,
         group_size=1,

@@ -442,7 +442,7 @@ class LMActorCriticPolicy(BasePolicy):
         )
         logits = self.action_logits(episodes)  # [n_tokens, vocab]
         if arguments.get("min_new_tokens"):
-            n_before = episodes.action_mask.cumsum(dim=1)[episodes.action_mask] - 1  # tokens before each action
+            n_before = episodes.n_before_in_turn()
             is_too_early = (n_before < arguments["min_new_tokens"]).unsqueeze(1)
             is_end = torch.zeros_like(logits[:1], dtype=torch.bool)
             is_end[:, list(eos_token_ids)] = True

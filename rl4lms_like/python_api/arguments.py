@@ -89,6 +89,7 @@ def config_of(
 
     # Runs with rollouts have prompts and a reward, the others have texts to learn from.
     is_rl = kind == "on_policy"
+    is_dialogue = is_rl and at(blocks, "env.dialogue") is not None
     if is_rl:
         entries = {"prompts": prompts, "eval_prompts": eval_prompts}
         misplaced = {"data": data, "eval_data": eval_data}
@@ -98,19 +99,21 @@ def config_of(
     issues += _misplaced(id, misplaced, is_rl=is_rl)
     columns = {name: settings.get(name) for name in ("prompt_column", "reference_column", "label_column")}
     argument = "prompts" if is_rl else "data"
-    pool = collected(
-        lambda: data_block(
-            entries[argument],
-            entries[f"eval_{argument}"],
-            argument,
-            columns,
-            is_preference=kind == "preference",
-            is_rl=is_rl,
+    pool = None
+    if not (is_dialogue and prompts is None):  # a dialogue needs no data: its first texts are those of the environment
+        pool = collected(
+            lambda: data_block(
+                entries[argument],
+                entries[f"eval_{argument}"],
+                argument,
+                columns,
+                is_preference=kind == "preference",
+                is_rl=is_rl,
+            )
         )
-    )
-    if is_rl:
+    if is_rl and not (is_dialogue and reward is None):
         blocks["reward_fn"] = collected(lambda: weighted_rewards(reward, weights)) or {}
-    elif weights is not None:
+    elif weights is not None and not is_rl:
         issues.append(ConfigIssue("reward_weights", f"{id} learns from data, without rewards; remove it"))
     if metrics is not None:
         put(blocks, "train_evaluation.metrics", metric_list(metrics))

@@ -16,6 +16,7 @@ from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.algorithms.arguments import OnPolicyArguments
 from rl4lms_like.config.binding import RunKind
 from rl4lms_like.data_pools import SAMPLERS
+from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.python_api.setting_names import GENERATION, is_set, put_default
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.schema import at, signature_of
@@ -78,10 +79,22 @@ def add_defaults(
         _add_generation(blocks, "alg.generation_kwargs")
 
 
-def _add_generation(blocks: dict[str, Any], path: str) -> None:
-    """Sample from the whole distribution of the model, which transformers limits to 50 tokens."""
-    for name, value in {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH}.items():
+def _add_generation(blocks: dict[str, Any], path: str, *, with_length: bool = True) -> None:
+    """Sample from the whole distribution of the model, which transformers limits to 50 tokens.
+
+    Turns of a dialogue have a length of their own.
+    """
+    for name, value in {"do_sample": True, "top_k": 0}.items():
         put_default(blocks, f"{path}.{name}", value)
+    if with_length:
+        put_default(blocks, f"{path}.max_new_tokens", RESPONSE_LENGTH)
+
+
+def _dialogue_length(network: PretrainedConfig | None) -> int:
+    """Return the length of episodes of several turns: that of `env.args`, or half of the positions of the model."""
+    positions = None if network is None else getattr(network.get_text_config(), "max_position_embeddings", None)
+    longest = EnvArguments.max_episode_length
+    return min(longest, positions // 2) if isinstance(positions, int) else longest
 
 
 def _add_rl_defaults(
@@ -98,14 +111,18 @@ def _add_rl_defaults(
         coeff = arguments.kl_coeff
     put_default(blocks, "alg.kl_div.coeff", coeff)
 
+    is_dialogue = at(blocks, "env.dialogue") is not None
     family = "seq2seq_lm" if is_seq2seq else "causal_lm"
     prefix = "maskable_" if algorithm == "nlpo" else ""
     put_default(blocks, "alg.policy.id", f"{prefix}{family}_actor_critic_policy")
     put_default(blocks, "alg.policy.args.model_name", model)
-    _add_generation(blocks, GENERATION)
+    _add_generation(blocks, GENERATION, with_length=not is_dialogue)
 
-    # Lengths. A seq2seq model begins its response with a token of its own.
+    # Lengths. A seq2seq model begins its response with a token of its own. An episode of several turns gets at most
+    # half of the model's positions.
     response = at(blocks, f"{GENERATION}.max_new_tokens") or RESPONSE_LENGTH
+    if is_dialogue:
+        response = at(blocks, "env.args.max_episode_length") or _dialogue_length(network)
     put_default(blocks, "env.args.terminate_on_eos", True)
     put_default(blocks, "env.args.max_episode_length", response)
     put_default(blocks, "env.args.max_prompt_length", _prompt_length(network, response))

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = "rl4lm_exps/rl4lm_experiment"
 
-FUNCTIONS = ("reward_fn", "train_evaluation.metrics", "train_evaluation.callbacks")
-"""Paths in a config whose values may be functions."""
+FUNCTIONS = ("reward_fn", "train_evaluation.metrics", "train_evaluation.callbacks", "env.dialogue.args")
+"""Paths in a config whose values may be functions or objects."""
 
 COMMAND = "; to change it"
 """Beginning of what a refusal says about the command line."""
@@ -55,7 +55,8 @@ class Run:
         prompts: what rollouts begin with: a list of texts, of conversations (lists of messages) or of dictionaries; a
             `datasets.Dataset`, a `DataFrame`, a `TextGenPool` or a file of rows (JSON Lines, JSON, CSV, parquet); a
             dictionary of these by split; or the id of a data pool.
-        reward: a function, a list of functions, a `RewardFunction`, or the id of a reward.
+        reward: a function, a list of functions, a `RewardFunction`, or the id of a reward. With `dialogue`, prompts and
+            reward may be left out.
         algorithm: an id, `grpo` or `ppo` ... With `dpo` and other objectives a run learns from preferences, with `sft`
             from texts; both are given as `data`.
         data: rows of preferences or of texts, in the same forms as `prompts`.
@@ -152,6 +153,7 @@ class Run:
         reward: Any = None,
         metrics: Any = None,
         callbacks: Sequence[Any] | None = None,
+        dialogue: Any = None,
         trust_remote_code: bool = False,
     ) -> Run:
         """Return the run in a folder, to continue it, or to evaluate and generate with its model.
@@ -161,6 +163,7 @@ class Run:
             reward: the reward of the run, if it is a function or an object, which a folder cannot have.
             metrics: the metrics of the run, likewise.
             callbacks: the callbacks of the run, likewise.
+            dialogue: the environment of the run, likewise: an object, or a class that needs no arguments.
             trust_remote_code: allow code that comes with models to run, if the config in the folder requests it.
 
         Raises:
@@ -177,6 +180,8 @@ class Run:
             blocks["train_evaluation"]["metrics"] = metric_list(metrics)
         if callbacks is not None:
             blocks["train_evaluation"]["callbacks"] = list(callbacks)
+        if dialogue is not None:
+            blocks["env"]["dialogue"] = {**(blocks["env"].get("dialogue") or {}), "id": dialogue, "args": {}}
 
         run = cls(config=parse_config(blocks, source=str(run_folder / CONFIG_FILE)), folder=run_folder)
         run.folder = run_folder
@@ -711,6 +716,8 @@ def _functions_of(config: AnyConfig) -> dict[str, Any]:
     functions: dict[str, Any] = {"train_evaluation.metrics": metrics, "train_evaluation.callbacks": callbacks}
     if isinstance(config, RunConfig):
         functions["reward_fn"] = {"id": config.reward_fn.id, "args": config.reward_fn.args}
+        if config.env.dialogue is not None and config.env.dialogue.id == "object":
+            functions["env.dialogue.args"] = config.env.dialogue.args
     return functions
 
 

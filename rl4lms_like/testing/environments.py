@@ -36,7 +36,7 @@ _SEED = 20260101
 
 @dataclass
 class _Episode:
-    """Texts and numbers of an episode, to be compared with those of another one with the same seed and sample."""
+    """Parts of an episode, to be compared with another one of the same seed and sample."""
 
     first: Any
     turns: list[str] = field(default_factory=list)

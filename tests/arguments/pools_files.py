@@ -167,6 +167,7 @@ def saved_pairs(name: str, *splits: str) -> Place:
 _SAVED_PAIRS = saved_pairs("saved_pairs", "train", "validation")
 
 ROWS: dict[str, dict[str, Acts | Silent]] = {
+    "episodes": {"eval_episodes": Acts(7, samples, others={"split": "val"})},
     "dummy_pool": {
         "prompt": Acts("Say:", samples),
         "n_samples": Acts(5, samples),

@@ -257,6 +257,14 @@ _TINY = {
     "alg.policy.args.model_name": "embedded/tiny_model",
 }
 
+DIALOGUE = {
+    "env.dialogue": {"id": "tests.dialogues:Chatter", "args": {"end": 0.01}, "max_turns": 3, "max_turn_length": 6},
+    "env.args.max_prompt_length": 60,
+    "env.args.max_episode_length": 50,
+    "alg.policy.args.generation_kwargs.max_new_tokens": None,
+}
+"""A run of dialogues."""
+
 RUN: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.prompts),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -290,6 +298,12 @@ RUN: dict[str, Row | Silent] = {
     "env.vec_env": Row("dummy", lambda made: type(made.run.env).__name__),
     "env.reward_workers": Row(1, lambda made: made.run.env.scorer._workers is not None),
     "env.reward_timeout": Row(0.001, see.paid, {"reward_fn.id": "slow", "reward_fn.args": {}}),
+    "env.dialogue.id": Row("guess_number", see.prompts, DIALOGUE, {"env.dialogue.args": {}}),
+    "env.dialogue.args": Row({"end": 0.99}, see.texts, DIALOGUE),
+    "env.dialogue.max_turns": Row(1, see.logged("rollout_info/environment/turns"), DIALOGUE),
+    "env.dialogue.max_turn_length": Row(1, see.texts, DIALOGUE),
+    "env.dialogue.threads": Row(2, lambda made: made.run.env.dialogues.settings.threads, DIALOGUE),
+    "env.dialogue.timeout": Row(9.0, lambda made: made.run.env.dialogues.settings.timeout, DIALOGUE),
     "alg.id": Row("a2c", lambda made: type(made.algorithm).__name__, also={"alg.args": {"n_steps": 5}}),
     "alg.policy.id": Row(
         "seq2seq_lm_actor_critic_policy",

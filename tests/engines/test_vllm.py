@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.rollouts.collector import RolloutCollector
+from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.system.errors import ConfigError, EngineError, ModelError, RL4LMsLikeError
 from rl4lms_like.testing import models
 from tests.builders import SAMPLING, make_policy
+from tests.dialogues import dialogue_env
 from tests.engines.vllm_server import VllmServer, send
 
 COMPLETIONS, RELOAD = "/v1/completions", "/collective_rpc"
@@ -380,3 +384,22 @@ def test_a_server_that_is_not_there_is_an_error_with_its_address(policy_of):
     url = "http://127.0.0.1:9"
     with pytest.raises(EngineError, match=url):
         generate(policy_of(None, url=url, retries=1))
+
+
+# --- dialogues ---
+
+
+def test_each_turn_of_a_dialogue_is_a_request_and_only_actions_are_compared(serve, policy_of, folders, tiny_tokenizer):
+    server = serve()
+    policy = policy_of(server)
+    env = dialogue_env(tiny_tokenizer, folders / "gpt2", n_envs=6)
+    collector = RolloutCollector(env, policy, kl=FixedKLController(0.1), seed=5)
+    buffer = EpisodeBuffer(gamma=0.9, gae_lambda=0.8)
+    info = collector.collect(buffer, 1)
+    episodes = buffer.episodes
+    assert episodes.observed.sum() > 10
+    assert info["rollout_info/engine/max_gap"] < 1e-5
+    assert len(episodes.behavior_log_prob) == episodes.n_tokens
+    torch.testing.assert_close(episodes.behavior_log_prob, policy.score(episodes).log_prob, atol=1e-5, rtol=0)
+    scored = policy.engine.external.score(episodes)
+    torch.testing.assert_close(scored, policy.score(episodes).log_prob, atol=1e-5, rtol=0)

@@ -40,6 +40,10 @@ CHANGES = {
     "`ptx`": {"alg.ptx": {"data": {"id": "film_opinions"}, "coeff": 0.5}},
     "rewards of steps without `aggregate`": {"reward_fn": {"id": "process_reward", "args": {"model_name": "prm"}}},
     "`env.reward_workers`": {"env.reward_workers": 2},
+    "`env.dialogue`": {
+        "env.dialogue": {"id": "guess_number", "max_turn_length": 8},
+        f"{POLICY}.generation_kwargs.max_new_tokens": None,
+    },
     "`env.vec_env: dummy` or `subproc`": {"env.vec_env": "dummy"},
     "`datapool.sampler: {id: difficulty}`": {"datapool.sampler": {"id": "difficulty"}},
     "`datapool.sampler: {id: shuffled}`": {"datapool.sampler": {"id": "shuffled"}},

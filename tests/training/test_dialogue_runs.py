@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 
+import gymnasium
 import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.python_api.python_run import Run
 from rl4lms_like.rewards.text import LastTokenReward
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import ConfigError, DialogueError
@@ -233,3 +235,50 @@ def test_a_config_of_a_dialogue_needs_neither_reward_nor_data(tiny_gpt2_dir):
     del mapping["env"]["dialogue"]
     with raises_at("reward_fn", "datapool"):
         parse_config(mapping)
+
+
+def test_python_takes_classes_and_objects(tiny_gpt2_dir, tmp_path):
+    settings = {
+        "n_iters": 1,
+        "n_episodes": 16,
+        "device": "cpu",
+        "eval_batch_size": 64,
+        "env": {"args": {"max_prompt_length": 20}},
+    }
+    limits = {"max_turns": 3, "max_turn_length": 4}
+    by_class = Run(
+        str(tiny_gpt2_dir), algorithm="grpo", folder=tmp_path / "class", group_size=4,
+        dialogue={"id": Answering, "args": {"end": 0.5}, **limits}, datapool={"args": {"eval_episodes": 2}}, **settings,
+    )  # fmt: skip
+    assert by_class.config.env.dialogue.id == "object"
+    assert by_class.config.alg.policy.args["generation_kwargs"]["max_new_tokens"] == 4
+    by_class.train(quiet=True)
+    assert by_class.evaluate("test")["environment/turns"] == 3
+    assert by_class.generate("Count with me").count("[and?]") == 2
+
+    by_object = Run(
+        str(tiny_gpt2_dir), algorithm="grpo", folder=tmp_path / "object", group_size=4,
+        dialogue={"id": Answering(end=0.5), **limits}, datapool={"args": {"eval_episodes": 2}}, **settings,
+    )  # fmt: skip
+    by_object.train(quiet=True)
+    weights = [run.folder / "model" / "model.safetensors" for run in (by_class, by_object)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    again = Run.from_folder(by_object.folder, dialogue=Answering(end=0.5))
+    assert again.evaluate("test") == by_object.evaluate("test")
+
+    with pytest.raises(ConfigError, match="Answering cannot be built: TypeError"):
+        Run(str(tiny_gpt2_dir), dialogue={"id": Answering, "args": {"x": 1}})
+    with pytest.raises(ConfigError, match="args are for a class"):
+        Run(str(tiny_gpt2_dir), dialogue={"id": Answering(), "args": {"end": 1}})
+
+
+def test_environments_of_gymnasium_are_made_by_their_ids(tiny_gpt2_dir, tmp_path):
+    gymnasium.register("tests/Answering-v0", entry_point=Answering, max_episode_steps=2)
+    try:
+        mapping = run_blocks(tiny_gpt2_dir)
+        mapping["env"]["dialogue"] |= {"id": "tests/Answering-v0", "args": {"end": 0.1}}
+        run = trained(mapping, tmp_path, n_iters=1)
+        (numbers,) = lines_of(run, "rollout_info.jsonl")
+        assert numbers["rollout_info/environment/turns"] == 2, "Gymnasium's own limit truncates"
+    finally:
+        gymnasium.registry.pop("tests/Answering-v0")
