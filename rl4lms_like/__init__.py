@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rl4lms_like.engines.base import GenerationEngine
     from rl4lms_like.envs import ENVIRONMENTS
     from rl4lms_like.envs.env import TextGenEnv
+    from rl4lms_like.envs.tools import ToolEnv
     from rl4lms_like.envs.vec_env import TextVecEnv
     from rl4lms_like.inference import evaluate_run, generate_texts
     from rl4lms_like.metrics import METRICS
@@ -160,6 +161,7 @@ _MODULES = {
     "TextGenPool": "data_pools.base",
     "TextReward": "rewards.text",
     "TextVecEnv": "envs.vec_env",
+    "ToolEnv": "envs.tools",
     "Tracker": "tracking.base",
     "TrainingObjective": "offline.objective",
     "VAPO": "algorithms.vapo",
@@ -251,6 +253,7 @@ __all__ = [
     "TextGenPool",
     "TextReward",
     "TextVecEnv",
+    "ToolEnv",
     "Tracker",
     "TrainingObjective",
     "VAPO",

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rl4lms_like.data_pools import DATA_POOLS
+from rl4lms_like.envs import ENVIRONMENTS
+from rl4lms_like.small_models.scripted_turns import has_player, turns_of_player
 from rl4lms_like.system.disk import share_permissions
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.numbers import Count, Fraction, Positive, Seed
@@ -238,6 +240,9 @@ class TinyModelConfig:
     their first references, and created when it is first used. The loss is over the references only. Words without
     digits that occur in a tenth of the prompts are one token each; all others are spelled in characters.
 
+    With an `env.dialogue` whose environment has a scripted player (the method `player`), it is trained on the turns of
+    that player instead, each after everything that was said before it.
+
     Args:
         family: `gpt2`, or `t5` with `n_layer` encoder and as many decoder layers.
         n_layer: number of layers.
@@ -272,12 +277,22 @@ def _tiny_model(config: Any) -> Path:
     """Return the folder of the model that a run's `tiny_model` block describes.
 
     Raises:
-        DataPoolError: no sample has a reference.
+        DataPoolError: no sample has a reference, and no environment a scripted player.
+        ModelError: the environment plays messages.
     """
     pool = DATA_POOLS.get(config.datapool.id, {"split": "train", **config.datapool.args})
-    pairs = [(sample.prompt_or_input_text, sample.references[0]) for sample, _ in pool if sample.references]
+    samples = [sample for sample, _ in pool]
+    pairs = [(sample.prompt_or_input_text, sample.references[0]) for sample in samples if sample.references]
+    if config.env.dialogue is not None:
+        env = ENVIRONMENTS.get(config.env.dialogue.id, config.env.dialogue.args)
+        if has_player(env):
+            pairs = turns_of_player(env, samples, config.env.dialogue.max_turns, config.tiny_model.seed)
+        env.close()
     if not pairs:
-        raise DataPoolError("no sample of the split 'train' has a reference, on which tiny_model could be trained")
+        raise DataPoolError(
+            "no sample of the split 'train' has a reference, on which tiny_model could be trained, and there is no "
+            "environment with a method `player`"
+        )
 
     # The folder has the digest of everything that determines the weights, so that a changed config gets another model.
     digest = hashlib.sha256(json.dumps([asdict(config.tiny_model), pairs]).encode()).hexdigest()[:16]

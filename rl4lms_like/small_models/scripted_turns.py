@@ -1,0 +1,54 @@
+r"""Turns of an environment's scripted player as texts that a small model can learn.
+
+prompt     Guess a number from 1 to 15:\n8<|endoftext|>lower\n      everything before the turn, as in a rollout
+response   4                                                       the turn; its end token is added in training
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.envs.dialogues import episode_seed
+from rl4lms_like.system.errors import ModelError
+
+N_EPISODES = 2000
+"""Number of episodes that are played."""
+
+END = "<|endoftext|>"
+"""Ends a turn; the special token of `small_models.warm_start`."""
+
+
+def has_player(env: Any) -> bool:
+    """Return whether an environment has a scripted player."""
+    return callable(getattr(getattr(env, "unwrapped", env), "player", None))
+
+
+def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: int) -> list[tuple[str, str]]:
+    """Return pairs of what was said so far and the next turn, of many episodes.
+
+    Args:
+        env: environment with a method `player`.
+        samples: samples of the episodes, one after the other, and again from the first one.
+        max_turns: maximum number of turns of an episode.
+        seed: seed of the episodes.
+
+    Raises:
+        ModelError: the environment plays messages instead of texts.
+    """
+    pairs = []
+    for number in range(N_EPISODES):
+        sample = samples[number % len(samples)]
+        # Not a seed of the run's training episodes, which are derived with other counters.
+        text, _ = env.reset(seed=episode_seed(seed, "train", 0, number), options={"sample": sample})
+        for _ in range(max_turns):
+            if not isinstance(text, str):
+                raise ModelError("tiny_model learns texts, and the environment plays messages; use another model")
+            turn = getattr(env, "unwrapped", env).player()
+            pairs.append((text, turn))
+            answer, _, terminated, truncated, _ = env.step(turn)
+            if terminated or truncated:
+                break
+            text = f"{text}{turn}{END}{answer}" if isinstance(answer, str) else answer
+    return pairs
