@@ -188,7 +188,7 @@ class EpisodeBatch:
         last_observed = torch.full_like(self.response_ids, -1)  # column of the last observed token so far
         if self.observed is not None:
             last_observed = torch.where(self.observed & self.response_mask, columns, -1).cummax(dim=1).values
-        return (columns - last_observed - 1)[self.action_mask]
+        return self.flat(columns - last_observed - 1)
 
     def shared_prompts(self) -> tuple[Tensor, Tensor] | None:
         """Return one episode of each different prompt `[u]`, and the position of each episode's prompt in it `[n]`.

@@ -40,8 +40,8 @@ from rl4lms_like.policies.arguments import (
     PolicyArguments,
     samples_other_distribution,
 )
-from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.decoding import Contexts
+from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
