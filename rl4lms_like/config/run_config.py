@@ -219,7 +219,7 @@ class TokenizerConfig(Block):
     # Not in the `repr`, of which files of pairs keep a digest; the model and prompts that they change are part of it.
     add_tokens: list[str] | None = field(default=None, repr=False)
     template_date: Day | None = field(default=None, repr=False)
-    tools_in_system: bool = field(default=False, repr=False)
+    tools_in_system: bool | None = field(default=None, repr=False)
 
     def issues(self) -> Iterator[ConfigIssue]:
         template = self.chat_template

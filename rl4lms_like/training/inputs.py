@@ -122,7 +122,7 @@ def chat_template_of(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase
     """Return the chat template of a config's `tokenizer` block; None if prompts are plain texts."""
     if not config.chat_template:
         return None
-    return ChatTemplate(tokenizer, config.system_prompt, config.tools_in_system)
+    return ChatTemplate(tokenizer, config.system_prompt, bool(config.tools_in_system))
 
 
 def dialogue_settings(config: AnyConfig, tokenizer: PreTrainedTokenizerBase) -> DialogueSettings | None:
