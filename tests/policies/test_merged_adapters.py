@@ -127,7 +127,7 @@ def test_scores_and_gradients_are_those_of_separate_adapters(family, groups):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_merged_products_by_onednn(checkpoints, name, monkeypatch):
     monkeypatch.setattr(products, "MIN_ROWS", 1)
-    monkeypatch.setattr(products, "MIN_WEIGHT", 1)
+    monkeypatch.setattr(products, "MIN_SIDE", 1)
     merged, _ = pair("causal", checkpoints[name], use_reference=False, critic="none")
     off = {"speedups": dict.fromkeys(merged.arguments.used_speedups.__dataclass_fields__, False)}
     plain = make_policy("causal", checkpoints[name], peft=LORA, use_reference=False, critic="none", **off)
