@@ -253,7 +253,12 @@ class EpisodeBatch:
 
     def without_masks(self) -> EpisodeBatch:
         """Return the same episodes as if every action had been chosen from the whole vocabulary."""
-        return replace(self, allowed=None)._with_layout(self.layout)
+        return self.without("allowed")
+
+    def without(self, *names: str) -> EpisodeBatch:
+        """Return the same episodes without some of the optional fields of actions, such as `behavior_entropy`."""
+        without: dict[str, Any] = dict.fromkeys(names)
+        return replace(self, **without)._with_layout(self.layout)
 
     def trimmed(self) -> EpisodeBatch:
         """Return the same episodes without columns that contain only padding."""

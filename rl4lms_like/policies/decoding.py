@@ -118,7 +118,7 @@ class DecodeLoop:
             column = prompt_len + step
             scores = logits_processor(text[:, :column], logits)
             probs = scores.softmax(dim=-1)
-            token = sampled(probs, uniforms[rows, step]) if generation_config.do_sample else probs.argmax(dim=-1)
+            token = sampled(probs, uniforms[rows, step]) if generation_config.do_sample else scores.argmax(dim=-1)
             token_log_prob = probs.gather(1, token[:, None])[:, 0].log()
             if entropy is not None:
                 entropy[rows, step] = _entropy(probs, scores, token, token_log_prob)
@@ -238,7 +238,7 @@ class Contexts:
         if is_first:
             self._ids, self._mask = ids[:, :0], mask[:, :0]
         n_before = self._mask[:, : self._n_read].sum(dim=1, keepdim=True)  # real tokens, [n, 1]
-        new_ids, new_mask = self._new(ids, mask, n_before)  # [n, width]
+        new_ids, new_mask = (ids, mask) if is_first else self._new(ids, mask, n_before)  # [n, width]
 
         # With room for the tokens that follow, which are no holes as long as they are generated.
         self._ids = F.pad(torch.cat([self._ids[:, : self._n_read], new_ids], dim=1), (0, n_steps))

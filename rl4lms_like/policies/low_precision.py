@@ -22,8 +22,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-LINEAR = (nn.Linear, Conv1D)
-"""Classes of linear layers; the weight of GPT-2's `Conv1D` is transposed."""
+from rl4lms_like.policies.faster_layers import ONEDNN_CLASSES
+
+LINEAR = (*ONEDNN_CLASSES, *ONEDNN_CLASSES.values())
+"""Classes of linear layers; the weight of GPT-2's `Conv1D` is transposed. Quantised layers are of other subclasses."""
 
 
 @contextmanager
@@ -59,7 +61,7 @@ def store_in_bfloat16(model: PreTrainedModel) -> None:
         if layer is head or type(layer) not in LINEAR:
             continue
         layer.weight = nn.Parameter(layer.weight.detach().bfloat16(), requires_grad=False)
-        layer.__class__ = Bfloat16Linear if type(layer) is nn.Linear else Bfloat16Conv1D
+        layer.__class__ = Bfloat16Linear if isinstance(layer, nn.Linear) else Bfloat16Conv1D
 
 
 class Bfloat16Linear(nn.Linear):
@@ -104,7 +106,7 @@ def _merged_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tenso
                 delta = wrapped.get_delta_weight(wrapped.active_adapters[0])
         if type(base) in LINEAR:
             weight = base.weight + delta
-            yield layer, weight if type(base) is nn.Linear else weight.T.contiguous(), base.bias
+            yield layer, weight.T.contiguous() if isinstance(base, Conv1D) else weight, base.bias
 
 
 def n_linear_weights(model: PreTrainedModel, *, with_head: bool = False) -> int:

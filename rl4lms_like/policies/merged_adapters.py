@@ -7,13 +7,14 @@
 
 M is a copy: the frozen weight W stays as it is, because reference and critic share it. Before each pass, the adapters
 are compared with those of the last merge in all of their numbers, so it does not matter what has changed them: an
-optimizer (fused ones leave torch's version counter as it is), a checkpoint, an average, or a search along a line. As a
+optimizer (fused ones leave torch's version counter as it is), a checkpoint, an average, or a search along a line. On a
+GPU, which finishes its work before it answers, passes with gradients are compared only after an optimizer step. As a
 check of this, some log-probs are compared with PEFT's every `CHECK_EVERY` iterations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
@@ -35,6 +37,9 @@ N_COMPARED = 4
 """Responses that are compared, at most; those of the first prompt."""
 TOLERANCE = 0.01
 """Largest difference of log-probs that can be rounding, in nats; in float32 it is about 1e-5."""
+
+_n_steps = 0
+"""Steps of all optimizers of the process so far; a fused one leaves no other sign of a change."""
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """Function that computes x Wᵀ + b of x, W and b, such as `torch.nn.functional.linear`."""
@@ -59,6 +64,9 @@ class MergedAdapters:
         # The state that the weights were computed from.
         self._adapters: Tensor | None = None
         self._bases: list[tuple[int, int]] = []
+
+        # Signs of a change that can be read without waiting for a GPU.
+        self._signs: tuple[Any, ...] = ()
         self._is_in_use = False
 
     @contextmanager
@@ -70,7 +78,7 @@ class MergedAdapters:
 
         # An attribute of the layer takes precedence over the method of its class. It exists only within the block, so
         # that copies and files of the model are those of PEFT.
-        self.refresh()
+        self.refresh(is_in_update=torch.is_grad_enabled())
         self._is_in_use = True
         for layer, weight in zip(self.layers, self.weights, strict=True):
             layer.forward = partial(_merged_forward, layer, weight, self.product)
@@ -82,17 +90,23 @@ class MergedAdapters:
                 del layer.forward
 
     @torch.no_grad()
-    def refresh(self) -> None:
-        """Merge the adapters again, if they or the weights of the base have changed since the last call."""
+    def refresh(self, *, is_in_update: bool = False) -> None:
+        """Merge the adapters again, if they or the weights of the base have changed since the last call.
+
+        Args:
+            is_in_update: nothing but an optimizer changes the adapters without a sign, see `_place`.
+        """
         # The adapters are compared number by number. They are few; the base is not: its weights are frozen, and loading
         # or moving them changes their address or torch's version counter.
-        factors = [factor.weight.reshape(-1) for layer in self.layers for factor in _factors(layer)]
-        adapters = torch.cat(factors)
-        bases = []
-        for layer in self.layers:
-            weight = layer.get_base_layer().weight
-            bases.append((weight.data_ptr(), weight._version))
+        factors = [factor.weight for layer in self.layers for factor in _factors(layer)]
+        bases = [_place(layer.get_base_layer().weight) for layer in self.layers]
+        signs = (_n_steps, bases, [_place(factor) for factor in factors])
+        if is_in_update and signs == self._signs and _waits(factors):
+            return
+
+        adapters = torch.cat([factor.reshape(-1) for factor in factors])
         if bases == self._bases and self._adapters is not None and torch.equal(adapters, self._adapters):
+            self._signs = signs
             return
 
         # In place where possible: a graph that still needs an earlier weight for its backward pass raises an error.
@@ -103,6 +117,7 @@ class MergedAdapters:
             torch.addmm(_rows(layer), up.weight, down.weight, alpha=float(layer.scaling[NAME]), out=merged)
         self._adapters = adapters
         self._bases = bases
+        self._signs = signs
 
 
 def mergeable_layers(model: nn.Module) -> list[Any]:
@@ -120,6 +135,24 @@ def mergeable_layers(model: nn.Module) -> list[Any]:
         if isinstance(layer.lora_dropout[NAME], nn.Identity) and not layer.lora_variant:
             layers.append(layer)
     return layers
+
+
+def _count_step(*_: Any) -> None:
+    global _n_steps
+    _n_steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
+
+
+def _place(weight: Tensor) -> tuple[int, int]:
+    """Return a weight's address and torch's counter of its changes."""
+    return weight.data_ptr(), weight._version
+
+
+def _waits(weights: Sequence[Tensor]) -> bool:
+    """Return whether the process waits for the device of the weights to read a number."""
+    return any(weight.device.type != "cpu" for weight in weights)
 
 
 def _factors(layer: Any) -> tuple[nn.Linear, nn.Linear]:

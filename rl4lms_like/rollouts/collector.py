@@ -340,8 +340,8 @@ class RolloutCollector:
     def _without_scores(self, episodes: EpisodeBatch) -> EpisodeBatch:
         """Return the episodes without what was recorded only to score them."""
         if self._records_log_prob:
-            return replace(episodes, behavior_entropy=None)
-        return replace(episodes, behavior_entropy=None, behavior_log_prob=None)
+            return episodes.without("behavior_entropy")
+        return episodes.without("behavior_entropy", "behavior_log_prob")
 
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""

@@ -34,6 +34,7 @@ PER_UPDATE = {
     "rollouts/buffer.py values": 1,
     "rollouts/buffer.py rewards": 1,
     "algorithms/base.py prepare_rollout": 1,
+    "algorithms/base.py check_sampler": 1,
     "algorithms/base.py _record_means": 2,  # TRPO: of policy and critic
     "algorithms/base.py _log_update": 1,
     "algorithms/policy_gradient.py _padded_rewards": 1,
@@ -50,12 +51,15 @@ PER_UPDATE = {
 PER_BATCH = {
     "core/episodes.py layout": 10,  # of a generation batch, and of the buffer
     "envs/vec_env.py _final_states": 2,
+    "policies/decoding.py __call__": 1,  # whether all responses have ended, every eighth token
+    "policies/decoding.py read_texts": 2,
+    "policies/generation.py _episodes": 3,
     "policies/generation.py generate": 3,
     "policies/generation.py shared_prompt_cache": 1,
-    "policies/generation.py recorded": 1,
+    "policies/generation.py recorded": 2,
     "policies/masked.py recorded": 2,
     "policies/teacher_forcing.py aligned": 1,
-    "rollouts/collector.py score": 1,
+    "rollouts/collector.py _scored": 1,
     "rollouts/rollout.py episode_infos": 2,
 }
 """Waits of a rollout for each generation batch, whatever the number of tokens and of scoring passes."""

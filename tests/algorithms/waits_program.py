@@ -1,9 +1,9 @@
 """Make one rollout and one update of each algorithm of a JSON list on a second device; count where the process waits.
 
 The list has `[id, family, arguments]`. Prints as JSON for each: waits by place of rollout and update, numbers of
-generation batches, optimizer steps and forward passes of the update, and the largest difference of the weights after
-the update to one on the CPU. An objective on given texts makes one optimizer step of three micro-batches; the
-difference is then that of gradients.
+generation batches, of passes that score them, of optimizer steps and of forward passes of the update, and the largest
+difference of the weights after the update to one on the CPU. An objective on given texts makes one optimizer step of
+three micro-batches; the difference is then that of gradients.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Observed(testing._UpdateObserver):
         collect = algorithm.collect_rollouts
         generate = algorithm.policy.generate
         scores = algorithm.policy.reader.scores
-        counts: dict[str, Any] = {"batches": 0, "passes": 0}
+        score = algorithm.policy.score
+        score_sampled = algorithm.policy.score_sampled
+        counts: dict[str, Any] = {"batches": 0, "passes": 0, "scoring_passes": 0}
         Observed.counts = counts
 
         def counted_generate(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +61,13 @@ class Observed(testing._UpdateObserver):
             counts["passes"] += 1
             return scores(*args, **kwargs)
 
+        def counted_scoring(compute: Any) -> Any:
+            def counted(episodes: Any) -> Any:
+                counts["scoring_passes"] += 1
+                return compute(episodes)
+
+            return counted
+
         def counted_collect(*args: Any, **kwargs: Any) -> Any:
             with HostWaits() as mode:
                 result = collect(*args, **kwargs)
@@ -66,7 +75,6 @@ class Observed(testing._UpdateObserver):
             return result
 
         def counted_train() -> None:
-            counts["scoring_passes"] = counts["passes"]
             counts["passes"] = 0
             with HostWaits() as mode:
                 train()
@@ -76,6 +84,8 @@ class Observed(testing._UpdateObserver):
 
         algorithm.policy.generate = counted_generate
         algorithm.policy.reader.scores = counted_scores
+        algorithm.policy.score = counted_scoring(score)
+        algorithm.policy.score_sampled = counted_scoring(score_sampled)
         algorithm.collect_rollouts = counted_collect
         algorithm.train = counted_train
 

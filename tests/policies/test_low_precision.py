@@ -8,6 +8,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.policies.faster_layers import use_onednn
 from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.system.errors import ConfigError
@@ -71,6 +72,16 @@ def test_the_context_restores_every_layer_also_after_an_error(tiny_gpt2_dir):
         assert not torch.allclose(policy.policy_model(ids).logits, expected + 1.0, atol=1e-6)
         raise KeyError
     torch.testing.assert_close(policy.policy_model(ids).logits, expected + 1.0)
+
+
+def test_layers_of_onednn_multiply_in_bfloat16_too(tiny_gpt2_dir):
+    for peft in (None, {"r": 2}):
+        policy = make_policy("causal", tiny_gpt2_dir, peft=peft, critic="none")
+        use_onednn(policy.policy_model)
+        ids = torch.arange(6)[None]
+        exact = policy.policy_model(ids).logits
+        with products_in_bfloat16(policy.policy_model):
+            assert 1e-4 < float((policy.policy_model(ids).logits - exact).abs().max()) < BFLOAT16
 
 
 def test_rollouts_are_corrected_and_evaluations_are_those_of_the_policy(tiny_gpt2_dir, tiny_tokenizer):

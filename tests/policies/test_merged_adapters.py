@@ -11,6 +11,7 @@ import torch
 from rl4lms_like.config.run_config import AverageConfig
 from rl4lms_like.core import products
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.policies import merged_adapters
 from rl4lms_like.policies.loading import load_tokenizer
 from rl4lms_like.policies.merged_adapters import MergedAdapters, mergeable_layers
 from rl4lms_like.system.errors import ModelError
@@ -126,7 +127,7 @@ def test_scores_and_gradients_are_those_of_separate_adapters(family, groups):
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_merged_products_by_onednn(checkpoints, name, monkeypatch):
     monkeypatch.setattr(products, "MIN_ROWS", 1)
-    monkeypatch.setattr(products, "MIN_WEIGHT", 1)
+    monkeypatch.setattr(products, "MIN_SIDE", 1)
     merged, _ = pair("causal", checkpoints[name], use_reference=False, critic="none")
     off = {"speedups": dict.fromkeys(merged.arguments.used_speedups.__dataclass_fields__, False)}
     plain = make_policy("causal", checkpoints[name], peft=LORA, use_reference=False, critic="none", **off)
@@ -293,6 +294,38 @@ def test_merged_weights_follow_every_change(checkpoints, change):
     assert_same_log_probs(merged, separate, batch)
 
 
+def test_a_gpu_is_asked_once_in_a_step(checkpoints, monkeypatch):
+    """It would have to finish its work for each micro-batch otherwise."""
+    merged, separate = pair("causal", checkpoints["llama"], critic="none")
+    monkeypatch.setattr(merged_adapters, "_waits", lambda weights: True)
+    batch = episodes("causal")
+    n_comparisons = 0
+    equal = torch.equal
+
+    def counted(*tensors):
+        nonlocal n_comparisons
+        n_comparisons += 1
+        return equal(*tensors)
+
+    with torch.no_grad():
+        merged.score(batch)
+    monkeypatch.setattr(torch, "equal", counted)
+    for n_steps in range(3):  # the first minibatch has the weights of the scores
+        for _ in range(3):
+            merged.action_scores(batch).log_prob.sum().backward()
+        merged.optimizer.step()
+        assert n_comparisons == n_steps
+
+    # The next pass has the new weights, and passes without gradients are compared: an average leaves no sign.
+    separate.load_state_dict(merged.state_dict())
+    log_prob, expected = (policy.action_scores(batch).log_prob for policy in (merged, separate))
+    assert torch.allclose(log_prob, expected, atol=2e-5)
+    write_to_the_data(merged)
+    separate.load_state_dict(merged.state_dict())
+    with torch.no_grad():
+        assert_same_log_probs(merged, separate, batch)
+
+
 def test_merged_weights_follow_averages_and_back(checkpoints):
     merged, _ = pair("causal", checkpoints["llama"])
     batch = episodes("causal")
@@ -329,7 +362,7 @@ def test_a_stale_weight_is_found_by_the_comparison_with_separate_adapters(checkp
     assert 0 < logged(algorithm, "rollout_info/merged_gap") < 1e-4
 
     # As if the change of the adapters went unnoticed in all passes from here on.
-    monkeypatch.setattr(MergedAdapters, "refresh", lambda self: None)
+    monkeypatch.setattr(MergedAdapters, "refresh", lambda self, **_: None)
     changed(algorithm.policy)
     with pytest.raises(ModelError, match=r"speedups\.merged_adapters: false"):
         algorithm.policy.merged_gap(algorithm.rollout_buffer.episodes)
