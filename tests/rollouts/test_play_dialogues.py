@@ -64,7 +64,7 @@ def test_playing_a_batch_equals_stepping_each_environment_by_hand(models, tokeni
     env = dialogue_env(tokenizer, models["gpt2"], n_envs=30, max_turns=5)
     env.reset()
     episodes = play_dialogues(
-        policy.generate, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], generation_kwargs=SAMPLING, seed=3
+        policy, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], generation_kwargs=SAMPLING, seed=3
     )
     n_turns = [len(dialogue.turns) for dialogue in env.dialogues.running]
     assert min(n_turns) == 1 and max(n_turns) == 5 and episodes.observed.any()
@@ -119,11 +119,41 @@ def test_log_probs_and_entropies_of_the_sampling_are_those_of_the_policy_in_ever
     arguments = {"generation_kwargs": SAMPLING, "seed": 3, "record_log_prob": True, "record_entropy": True}
     env = dialogue_env(tokenizer, models[family], n_envs=30)
     env.reset()
-    episodes = play_dialogues(policy.generate, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], **arguments)
+    episodes = play_dialogues(policy, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], **arguments)
     assert episodes.observed.any()
     scores = policy.score(dataclasses.replace(episodes, behavior_log_prob=None, behavior_entropy=None))
     torch.testing.assert_close(episodes.behavior_log_prob, scores.log_prob, atol=2e-6, rtol=0)
     torch.testing.assert_close(episodes.behavior_entropy, scores.entropy, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_kept_keys_give_the_episodes_of_reading_everything_again(models, tokenizer, family, monkeypatch):
+    policy = make_policy("causal", models[family])
+    arguments = {"eos_token_ids": [tokenizer.eos_token_id], "generation_kwargs": SAMPLING, "record_log_prob": True}
+    n_read = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _, args, kwargs: n_read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+
+    def played():
+        env = dialogue_env(tokenizer, models[family], n_envs=24, max_turns=6, max_episode_length=60)
+        env.reset()
+        n_read.clear()
+        episodes = play_dialogues(policy, env.dialogues, seed=3, **arguments)
+        n_turns = {len(dialogue.turns) for dialogue in env.dialogues.running}
+        assert len(n_turns) > 3 and {"", "higher"} < {t.answer for d in env.dialogues.running for t in d.turns}
+        return episodes, sum(n_read)
+
+    kept, n_kept = played()
+    monkeypatch.setattr(policy, "new_contexts", lambda: None)
+    again, n_again = played()
+    hook.remove()
+    assert torch.equal(kept.response_ids, again.response_ids) and torch.equal(kept.observed, again.observed)
+    torch.testing.assert_close(kept.behavior_log_prob, again.behavior_log_prob, atol=1e-6, rtol=0)
+    if family == "gemma2":  # a sliding window: nothing is kept
+        assert torch.equal(kept.behavior_log_prob, again.behavior_log_prob) and n_kept == n_again
+    else:
+        assert n_kept < 0.7 * n_again
 
 
 def test_masks_of_nlpo_are_those_of_the_actions(models, tokenizer):
