@@ -16,6 +16,7 @@ from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.play_dialogues import play_dialogues
 from rl4lms_like.rollouts.rollout import RolloutOptions
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_model
 from tests.builders import MASKABLE, SAMPLING, make_policy
 from tests.dialogues import Chatter, Scripted, dialogue_env
@@ -237,6 +238,32 @@ def test_a_group_has_one_secret_and_each_batch_another(models, tokenizer):
     collector.seeds.load_state_dict(seeds)
     again = batch()
     assert torch.equal(again.response_ids, later.response_ids) and torch.equal(again.prompt_ids, later.prompt_ids)
+
+
+def test_processes_play_the_episodes_of_one_process(models, tokenizer):
+    """Samples and seeds of the environments do not depend on the number of processes."""
+
+    def first_texts(n_envs, ranks):
+        env = dialogue_env(tokenizer, models["gpt2"], n_envs=n_envs, ranks=ranks)
+        env.group_size = 2
+        batches = []
+        for _ in range(3):
+            env.reset()
+            env.reset()  # a batch that was started again has the same seeds
+            batches.append([(dialogue.sample, dialogue.metrics) for dialogue in env.dialogues.running])
+            episodes = play_dialogues(policy, env.dialogues, eos_token_ids=[], generation_kwargs=SAMPLING, seed=1)
+            env.play(episodes)
+        return batches
+
+    policy = make_policy("causal", models["gpt2"])
+    whole = first_texts(8, Ranks())
+    parts = []
+    for rank in range(2):
+        ranks = Ranks()
+        ranks.rank, ranks.size = rank, 2
+        parts.append(first_texts(4, ranks))
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+    assert whole[0] != whole[1] != whole[2]
 
 
 def test_members_of_a_group_with_other_prompts_do_not_share_them(models, tokenizer):
