@@ -157,6 +157,35 @@ def test_kept_keys_give_the_episodes_of_reading_everything_again(models, tokeniz
         assert n_kept < 0.7 * n_again
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stop_strings": ["e", "an"]},
+        {"min_new_tokens": 3},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"repetition_penalty": 1.3},
+        {"do_sample": False},
+        {"num_beams": 2},  # not with the loop that keeps keys
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_kept_keys_with_other_arguments_of_generate(models, tokenizer, arguments, monkeypatch):
+    policy = make_policy("causal", models["gpt2"])
+
+    def played():
+        env = dialogue_env(tokenizer, models["gpt2"], n_envs=12)
+        env.reset()
+        ends, kwargs = [tokenizer.eos_token_id], {**SAMPLING, **arguments}
+        return play_dialogues(
+            policy, env.dialogues, seed=3, eos_token_ids=ends, generation_kwargs=kwargs, tokenizer=tokenizer
+        )
+
+    kept = played()
+    monkeypatch.setattr(policy, "new_contexts", lambda: None)
+    again = played()
+    assert torch.equal(kept.response_ids, again.response_ids) and bool(kept.observed.any())
+
+
 def test_masks_of_nlpo_are_those_of_the_actions(models, tokenizer):
     policy = make_policy("causal", models["gpt2"], policies=MASKABLE, top_mask=100)
     buffer, _, _ = collected(policy, dialogue_env(tokenizer, models["gpt2"]))
