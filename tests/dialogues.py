@@ -33,8 +33,10 @@ class Chatter(gymnasium.Env):
         if self.log is not None:
             self.log.append(action)
         answer = ANSWERS[(len(action) + int(self.np_random.integers(len(ANSWERS)))) % len(ANSWERS)]
-        reward = float(self.np_random.normal())
-        return answer, reward, bool(self.np_random.random() < self.end), False, {}
+        # Also what was written counts: members of a group have the same seed.
+        reward = float(self.np_random.normal()) + len(action) % 5
+        ends = self.np_random.random() < self.end * (1 + len(action) % 3) / 2
+        return answer, reward, bool(ends), False, {}
 
 
 class Scripted(gymnasium.Env):

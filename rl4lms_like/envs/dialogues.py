@@ -12,6 +12,7 @@ is checked, and every exception that they raise is attributed: to the environmen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -208,7 +209,7 @@ class Dialogues:
         tools = info.get(TOOLS)
         if tools and self.settings.template is None:
             raise self._error(sample, "reset returned tools, which need tokenizer.chat_template")
-        opened = self.texts.opened(sample, first, tools)
+        opened = self.texts.opened(sample, copy.deepcopy(first), tools)
 
         # A prompt that is cut would leave out what the environment has asked for.
         (prompt_ids,) = self.layout.encode_all([opened], max_length=NO_LIMIT)
@@ -270,7 +271,8 @@ class Dialogues:
         self._check_text(sample, where, answer)
         dialogue.metrics |= self._metrics(sample, where, info)
 
-        dialogue.turns.append(Turn(text, len(ids), value, answer))
+        # A copy: an environment may return a list of messages that it goes on to extend.
+        dialogue.turns.append(Turn(text, len(ids), value, copy.deepcopy(answer)))
         dialogue.terminated = bool(terminated)
         dialogue.is_over = dialogue.terminated or bool(truncated) or number >= self.settings.max_turns
         if dialogue.is_over:
@@ -310,6 +312,9 @@ class Dialogues:
             raise self._error(sample, f"{where} returned {excerpt(text)}; {expected}")
         if self.settings.template is None:
             raise self._error(sample, f"{where} returned messages, {excerpt(text)}; they need tokenizer.chat_template")
+        if text[-1]["role"] == "assistant":
+            message = "the last one must not be the assistant's, whose next message the policy writes"
+            raise self._error(sample, f"{where} returned messages, {excerpt(text)}; {message}")
 
     def _metrics(self, sample: Sample, where: str, info: Any) -> dict[str, float]:
         """Return the numbers that an environment reports in its `info`."""
@@ -332,11 +337,19 @@ class Dialogues:
         return DialogueError(f"the environment {self.settings.name!r} with sample {sample.id!r}{prompt}: {message}")
 
     def close(self) -> None:
-        """Close the environments that can be closed."""
-        for env in self._envs:
+        """Close the environments that can be closed.
+
+        Raises:
+            DialogueError: one could not be closed; the others are.
+        """
+        envs, self._envs = self._envs, []
+        errors = []
+        for env in envs:
             if callable(getattr(env, "close", None)):
-                env.close()
-        self._envs = []
+                errors += [outcome.error for outcome in outcomes([env.close]) if outcome.error is not None]
+        if errors:
+            message = f"the environment {self.settings.name!r} could not be closed: {raised(errors[0])}"
+            raise DialogueError(message) from errors[0]
 
 
 def _is_message(message: Any) -> bool:

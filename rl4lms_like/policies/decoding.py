@@ -190,11 +190,13 @@ def _first_above(cumulated: Tensor, target: Tensor) -> Tensor:
 class Contexts:
     """Texts that a model has read: their keys and values, which the tokens after them attend to.
 
-    columns    padding | prompt | turn 1, holes | holes, answer 1 | turn 2, holes ...
-    mask           0 0      1 1      1 1      0       0      1 1       1 1      0
+    turn 1    padding | prompt | turn 1, holes
+    mask          0 0      1 1      1 1      0
+    turn 2    padding | prompt, turn 1 | padding, answer 1 | turn 2, holes
+    mask            0        1 1   1 1         0       1 1      1 1      0
 
-    A hole is no token: it is masked, and positions count only real tokens. Texts that go on differ in length, so each
-    answer ends in the last column.
+    A hole is no token: it is masked, and positions count only real tokens. Before a turn the holes are moved to the
+    padding: there are never many more columns than tokens of the longest text.
 
     Args:
         model: decoder-only model that `keeps_all_keys`.
@@ -238,7 +240,11 @@ class Contexts:
         if is_first:
             self._ids, self._mask = ids[:, :0], mask[:, :0]
         n_before = self._mask[:, : self._n_read].sum(dim=1, keepdim=True)  # real tokens, [n, 1]
-        new_ids, new_mask = (ids, mask) if is_first else self._new(ids, mask, n_before)  # [n, width]
+        if is_first:
+            new_ids, new_mask = ids, mask  # [n, width]
+        else:
+            new_ids, new_mask = self._new(ids, mask, n_before)
+            self._close_holes(int(n_before.max()), room=new_ids.shape[1] + n_steps)
 
         # With room for the tokens that follow, which are no holes as long as they are generated.
         self._ids = F.pad(torch.cat([self._ids[:, : self._n_read], new_ids], dim=1), (0, n_steps))
@@ -252,8 +258,6 @@ class Contexts:
             pairs, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
             new_ids, new_mask = pairs[:, : ids.shape[1]], pairs[:, ids.shape[1] :].bool()
             attended, n_before = new_mask, n_before[: len(pairs)]
-        if not is_first:
-            self._reserve(rows, self._mask.shape[1])
 
         # Positions from the mask, as in teacher forcing.
         positions = (n_before + new_mask.long().cumsum(dim=1) - 1).clamp_min(0)
@@ -290,6 +294,21 @@ class Contexts:
             raise RuntimeError("a text does not continue the one in the same row that was read before")
         columns = slice(ids.shape[1] - int(n_new.max()), None)
         return ids[:, columns], (mask & ~is_read)[:, columns]
+
+    def _close_holes(self, longest: int, *, room: int) -> None:
+        """Move the real tokens of each text to the last of `longest` columns, with room for others after them."""
+        # A stable order of the mask: padding and holes first, then the tokens in their order, [n, longest].
+        mask = self._mask[:, : self._n_read]
+        columns = mask.long().argsort(dim=1, stable=True)[:, -longest:]
+        self._ids, self._mask = self._ids.gather(1, columns), mask.gather(1, columns)
+        self._n_read = longest
+
+        rows = torch.arange(len(columns), device=columns.device)
+        of_states = columns[:, None, :, None]  # [n, 1, longest, 1]
+        layers: list[Any] = self.cache.layers
+        for index, layer in enumerate(layers):
+            keys, values = (states.take_along_dim(of_states, dim=2) for states in (layer.keys, layer.values))
+            layers[index] = BufferLayer(keys, values, rows, longest + room)
 
     def _reserve(self, rows: Tensor, length: int) -> None:
         """Copy the keys and values of texts `[n]` into buffers with room for `length` tokens."""

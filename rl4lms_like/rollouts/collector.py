@@ -399,7 +399,7 @@ class RolloutCollector:
         arguments = self.sampling_arguments(seed)
         del arguments["max_new_tokens"]  # turns and episodes have limits of their own
         arguments["generation_kwargs"] = self.policy.arguments.generation_kwargs
-        return play_dialogues(self.policy.generate, env.dialogues, **arguments)
+        return play_dialogues(self.policy, env.dialogues, **arguments)
 
     def draw_prompts(self) -> DrawnBatch:
         """Draw the prompts of a generation batch, and the seed of its sampling."""

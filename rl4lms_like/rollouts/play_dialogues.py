@@ -1,8 +1,11 @@
 """Playing of dialogues: turns of a policy and answers of environments, until all episodes are over.
 
-contexts   [prompt]                        [prompt | turn 1 | answer 1]              shorter where episodes are over
+contexts   [prompt]                        [prompt | turn 1 | answer 1]
 turn       generated for all episodes      generated for those that continue  ...
 answer     of each environment             ...
+
+Keys and values of contexts are kept from turn to turn where the generating model can do that (`new_contexts`): it reads
+only what is new. Otherwise it reads each context as a whole. The tokens are the same.
 
 Rollouts, evaluations, `rl4lms-like evaluate`, `generate` and `pairs` all play by this function, with whatever generates
 the responses.
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,9 +23,21 @@ from torch import Tensor
 from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.dialogues import Dialogues
+from rl4lms_like.policies.decoding import Contexts
 
-FLAT = ("allowed", "behavior_log_prob")
+FLAT = ("allowed", "behavior_log_prob", "behavior_entropy")
 """Fields of episodes with one row for each action."""
+
+
+class TurnGenerator(Protocol):
+    """Model that generates turns: a policy with its engine, or a `TextGenerator`."""
+
+    @property
+    def generate(self) -> Callable[..., EpisodeBatch]:
+        """Return `GenerationEngine.generate`, with an argument `contexts` if `new_contexts` returns some."""
+
+    def new_contexts(self) -> Contexts | None:
+        """Return what keeps the keys and values of a batch of contexts; None if each turn reads them again."""
 
 
 @dataclass
@@ -53,7 +68,7 @@ class _Episode:
 
 
 def play_dialogues(
-    generate: Callable[..., EpisodeBatch],
+    model: TurnGenerator,
     dialogues: Dialogues,
     *,
     seed: int | None = None,
@@ -65,7 +80,7 @@ def play_dialogues(
     an answer, which is then left out. Only the environment can terminate it; otherwise it is truncated.
 
     Args:
-        generate: as `GenerationEngine.generate`, of an engine or a policy.
+        model: generates the turns.
         dialogues: started; afterwards they have the turns with their rewards.
         seed: seed of the sampling; None uses torch's global generator.
         sampling: other arguments of `generate`, with the `generation_kwargs`.
@@ -81,13 +96,21 @@ def play_dialogues(
     episodes = [_Episode(dialogue.prompt_ids.tolist()) for dialogue in dialogues.running]
     device: torch.device | str = "cpu"
 
+    contexts = model.new_contexts()
+    rows_of_contexts: list[int] = []
     turn_number = 0
     while rows := [row for row, dialogue in enumerate(dialogues.running) if not dialogue.is_over]:
+        # The keys of episodes that are over are no longer needed.
+        if contexts is not None and len(rows) < len(rows_of_contexts):
+            contexts.select(torch.tensor([rows_of_contexts.index(row) for row in rows]))
+        rows_of_contexts = rows
+
         # Tokens that each episode has left; the longest turn of all is generated, and cut where an episode has less.
         room = [max_episode_length - len(episodes[row].response_ids) for row in rows]
         generated = _generated_turn(
-            generate,
+            model,
             [episodes[row].context_ids for row in rows],
+            contexts,
             max_new_tokens=min(dialogues.settings.max_turn_length, max(room)),
             turn_number=turn_number,
             seed=seed,
@@ -117,19 +140,21 @@ def play_dialogues(
 
 
 def _generated_turn(
-    generate: Callable[..., EpisodeBatch],
-    contexts: Sequence[Sequence[int]],
+    model: TurnGenerator,
+    texts: Sequence[Sequence[int]],
+    contexts: Contexts | None,
     *,
     max_new_tokens: int,
     turn_number: int,
     seed: int | None,
     sampling: Mapping[str, Any],
 ) -> EpisodeBatch:
-    """Generate a turn after each context, which is read as a whole: keys and values of earlier turns are not kept.
+    """Generate a turn after each text.
 
     Args:
-        generate: as `GenerationEngine.generate`.
-        contexts: ids of prompts, turns and answers so far.
+        model: generates the turns.
+        texts: ids of prompts, turns and answers so far.
+        contexts: what was read of these texts in earlier turns; None: they are read as a whole.
         max_new_tokens: maximum length of a turn.
         turn_number: from 0.
         seed: seed of the sampling of the episodes.
@@ -147,8 +172,11 @@ def _generated_turn(
     if turn_number:
         arguments.pop("first_token_temperature", None)
 
-    prompt_ids, prompt_mask = padded(contexts, side="left")
-    return generate(prompt_ids, prompt_mask, max_new_tokens=max_new_tokens, seed=seed, **arguments)
+    # Engines do not have this argument.
+    if contexts is not None:
+        arguments["contexts"] = contexts
+    prompt_ids, prompt_mask = padded(texts, side="left")
+    return model.generate(prompt_ids, prompt_mask, max_new_tokens=max_new_tokens, seed=seed, **arguments)
 
 
 def _append_turns(episodes: Sequence[_Episode], turn_ids: Sequence[Sequence[int]], generated: EpisodeBatch) -> None:
@@ -180,7 +208,7 @@ def _batch(episodes: Sequence[_Episode], terminated: Sequence[bool]) -> EpisodeB
     observed[response_mask] = torch.tensor([flag for episode in episodes for flag in episode.observed])
 
     # Of all actions in the order of the episodes, and within each in the order of its turns.
-    flat: dict[str, Tensor] = {}
+    flat: dict[str, Any] = {}
     for name in FLAT:
         rows = [rows_of_turn for episode in episodes for rows_of_turn in episode.flat[name]]
         if rows:
@@ -192,8 +220,7 @@ def _batch(episodes: Sequence[_Episode], terminated: Sequence[bool]) -> EpisodeB
         response_mask,
         torch.tensor(terminated),
         observed=observed if bool(observed.any()) else None,
-        allowed=flat.get("allowed"),
-        behavior_log_prob=flat.get("behavior_log_prob"),
+        **flat,
     )
 
 

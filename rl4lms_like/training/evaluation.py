@@ -164,7 +164,7 @@ class Responder:
                 played = dialogues.start(batch, seeds)
                 with blame_memory_errors_on("evaluation"):
                     episodes = play_dialogues(
-                        self.model.generate,
+                        self.model,
                         dialogues,
                         seed=derived_seed(self.seed, "evaluation", start),
                         eos_token_ids=self.eos_token_ids,

@@ -35,7 +35,13 @@ N_ENVS = 6
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
 STATEFUL_FSDP = "stateful_fsdp"
-CHECKPOINTS = {STATEFUL: "iteration_00002", STATEFUL_FSDP: "iteration_00001", STATEFUL_OFFLINE: "checkpoint-3"}
+DIALOGUES = "dialogues"
+CHECKPOINTS = {
+    STATEFUL: "iteration_00002",
+    STATEFUL_FSDP: "iteration_00001",
+    STATEFUL_OFFLINE: "checkpoint-3",
+    DIALOGUES: "iteration_00002",
+}
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
 
 BASE: dict[str, Any] = {
@@ -230,6 +236,13 @@ def config_of(cell: str, models: Path) -> Any:
     further = {
         STATEFUL: {**stateful, **AVERAGED},
         STATEFUL_FSDP: {**stateful, **FSDP, "alg.id": "a2c", f"{POLICY}.critic": "shared"},
+        DIALOGUES: {
+            **GROUPS,
+            "alg.id": "grpo",
+            "reward_fn.id": "environment",
+            "env.args.max_episode_length": 40,
+            "env.dialogue": {"id": "tests.dialogues:Chatter", "max_turns": 4, "max_turn_length": 6},
+        },
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }
     family, changes = CELLS[cell] if cell in CELLS else ("gpt2", further[cell])

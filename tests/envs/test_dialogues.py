@@ -114,6 +114,50 @@ def test_messages_are_checked(tiny_tokenizer):
             played(tokenizer, make, template=ChatTemplate(tokenizer), max_prompt_length=40)
 
 
+def test_the_assistants_next_message_is_the_policys(tiny_tokenizer):
+    tokenizer = chat_tokenizer()
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    makes = {"reset": first((messages, {})), "step in turn 1": lambda: Scripted((messages, 0.0, False, False, {}))}
+    for where, make in makes.items():
+        with pytest.raises(DialogueError, match=f"'0'.*{where} returned messages.*must not be the assistant's"):
+            played(tokenizer, make, n=1, template=ChatTemplate(tokenizer), max_prompt_length=40)
+
+
+def test_turns_keep_the_messages_that_were_returned(tiny_tokenizer):
+    """An environment may return the same list each time, and a message that only calls tools has no content."""
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+
+    class Growing(Scripted):
+        def reset(self, *, seed=None, options=None):
+            self.said = [call, {"role": "user", "content": "first"}]
+            return self.said, {}
+
+        def step(self, action):
+            self.said.append({"role": "user", "content": "more"})
+            return self.said, 0.0, False, False, {}
+
+    tokenizer = chat_tokenizer()
+    template = ChatTemplate(tokenizer, tools_in_system=True)
+    (dialogue,) = played(
+        tokenizer, Growing, n=1, template=template, max_prompt_length=200, max_episode_length=500
+    ).running
+    assert [len(turn.answer) for turn in dialogue.turns] == [3, 4] and len(dialogue.sample.messages) == 2
+
+
+def test_a_failing_close_is_named_and_the_others_are_closed(tiny_tokenizer):
+    closed = []
+
+    class Closing(Scripted):
+        def close(self):
+            closed.append(self)
+            raise OSError("gone")
+
+    dialogues = played(tiny_tokenizer, lambda: Closing(OK))
+    with pytest.raises(DialogueError, match="'guess' could not be closed: OSError: gone"):
+        dialogues.close()
+    assert len(closed) == 2
+
+
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_blocking_environment_ends_by_the_time_limit(tiny_tokenizer, where):
     release = threading.Event()

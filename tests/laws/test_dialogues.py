@@ -36,7 +36,7 @@ def models(tmp_path_factory):
     return folders
 
 
-def built(models, family, id):
+def built(models, family, id, *, uses_sampler=False):
     """An algorithm that has collected a rollout of dialogues, on the policy that it would update."""
     algorithm = ALGORITHMS.resolve(id)
     folder = models[family]
@@ -48,6 +48,7 @@ def built(models, family, id):
     if id == "vapo":
         arguments |= {"critic_pretrain": None}
     policy_kwargs = {"model_name": str(folder), "generation_kwargs": SAMPLING}
+    policy_kwargs["speedups"] = {"sampler_log_probs": uses_sampler}
     if id == "nlpo":
         policy_kwargs |= {"mask_type": "learned_top_p", "top_mask": 0.9, "min_tokens_to_keep": 5}
     env = dialogue_env(AutoTokenizer.from_pretrained(folder), folder, partial(Chatter, end=0.4), n_envs=16)
@@ -71,6 +72,7 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(mode
     buffer = algorithm.rollout_buffer
     episodes = buffer.episodes
     assert episodes.observed.sum() > 30 and len(set(episodes.lengths.tolist())) > 1
+    assert float(buffer.advantages.abs().max()) > 0.1
     assert algorithm.logged.get("ratio_gap", 0.0) <= 1e-5
 
     # Another policy than that of the rollout: ratios differ, some are clipped.
@@ -85,6 +87,13 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(mode
     for gradient, numbers in zip(gradients[1:], logged[1:], strict=True):
         assert float((gradient - gradients[0]).norm() / gradients[0].norm()) < 1e-5
         assert numbers == pytest.approx(logged[0], rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize(("family", "id"), [case for case in CASES if case[1] in ("ppo", "a2c", "grpo")])
+def test_the_first_ratio_is_one_with_log_probs_of_the_sampling(models, family, id):
+    algorithm = built(models, family, id, uses_sampler=True)
+    assert algorithm.collector.uses_sampler_log_probs and algorithm.rollout_buffer.episodes.observed.any()
+    assert algorithm.logged["ratio_gap"] <= 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)

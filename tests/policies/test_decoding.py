@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from rl4lms_like.core.episodes import padded, real_ids
-from rl4lms_like.policies.decoding import BLOCK, sampled
+from rl4lms_like.policies.decoding import BLOCK, Contexts, sampled
 from rl4lms_like.policies.parity import check_decoding, decoding_gap
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
@@ -277,6 +277,27 @@ def test_kept_keys_give_the_same_turns_as_reading_everything_again(policy):
         responses = real_ids(kept.response_ids, kept.response_mask)
         texts = [text + response + answer for text, response, answer in zip(texts, responses, answers, strict=True)]
     hook.remove()
+
+
+@torch.no_grad()
+def test_keys_need_few_more_columns_than_the_longest_text(policy):
+    """Also where each turn is long for another text: their holes do not add up."""
+    texts, contexts, length = [[5, 6, 7], [8], [9, 10]], Contexts(policy.model), 9
+    generator = torch.Generator().manual_seed(2)
+    for turn in range(6):
+        ids, mask = padded(texts, side="left")
+        logits = contexts.read_texts(ids, mask, n_steps=length, once=False)
+        expected = torch.stack([policy.model(torch.tensor([text])).logits[0, -1] for text in texts])
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-5)
+
+        # One text has a long turn, the others end after a token, and an observed token follows.
+        tokens = torch.randint(0, policy.vocab_size, (len(texts), length), generator=generator)
+        is_long = torch.arange(len(texts)) == turn % len(texts)
+        for step in range(length - 1):
+            contexts.read(tokens[:, step : step + 1], is_real=is_long)
+        assert contexts.cache.layers[0].keys.shape[2] <= ids.shape[1] + 2 * length
+        for row, text in enumerate(texts):
+            text += [*tokens[row, : length if is_long[row] else 1].tolist(), 7]
 
 
 def test_a_text_that_does_not_continue_what_was_read_is_an_error(gpt2):

@@ -1,5 +1,7 @@
 """Dialogues: the batch is what each environment would have played alone, and the model reads what was sampled."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -14,11 +16,12 @@ from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.rollouts.play_dialogues import play_dialogues
 from rl4lms_like.rollouts.rollout import RolloutOptions
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_model
 from tests.builders import MASKABLE, SAMPLING, make_policy
 from tests.dialogues import Chatter, Scripted, dialogue_env
 
-FAMILIES = ("gpt2", "llama", "qwen2")
+FAMILIES = ("gpt2", "llama", "qwen2")  # whose keys and values are kept between turns
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +29,7 @@ def models(tmp_path_factory):
     """Models whose probabilities are far from uniform, by family."""
     tokenizer = make_tokenizer()
     folders = {}
-    for family in FAMILIES:
+    for family in (*FAMILIES, "gemma2"):
         folder = tmp_path_factory.mktemp(family)
         folders[family] = save_model(folder, make_causal_lm(family, tokenizer, scale=4.0), tokenizer)
     return folders
@@ -62,7 +65,7 @@ def test_playing_a_batch_equals_stepping_each_environment_by_hand(models, tokeni
     env = dialogue_env(tokenizer, models["gpt2"], n_envs=30, max_turns=5)
     env.reset()
     episodes = play_dialogues(
-        policy.generate, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], generation_kwargs=SAMPLING, seed=3
+        policy, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], generation_kwargs=SAMPLING, seed=3
     )
     n_turns = [len(dialogue.turns) for dialogue in env.dialogues.running]
     assert min(n_turns) == 1 and max(n_turns) == 5 and episodes.observed.any()
@@ -109,6 +112,78 @@ def test_log_probs_are_those_of_a_full_read_of_each_episode(models, tokenizer, f
     torch.testing.assert_close(episodes.behavior_log_prob, expected, atol=1e-6, rtol=0)
     alone = torch.cat([policy.score(episodes.select(torch.tensor([row]))).log_prob for row in range(8)])
     torch.testing.assert_close(alone, expected[: len(alone)], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_log_probs_and_entropies_of_the_sampling_are_those_of_the_policy_in_every_turn(models, tokenizer, family):
+    policy = make_policy("causal", models[family])
+    arguments = {"generation_kwargs": SAMPLING, "seed": 3, "record_log_prob": True, "record_entropy": True}
+    env = dialogue_env(tokenizer, models[family], n_envs=30)
+    env.reset()
+    episodes = play_dialogues(policy, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], **arguments)
+    assert episodes.observed.any()
+    scores = policy.score(dataclasses.replace(episodes, behavior_log_prob=None, behavior_entropy=None))
+    torch.testing.assert_close(episodes.behavior_log_prob, scores.log_prob, atol=2e-6, rtol=0)
+    torch.testing.assert_close(episodes.behavior_entropy, scores.entropy, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_kept_keys_give_the_episodes_of_reading_everything_again(models, tokenizer, family, monkeypatch):
+    policy = make_policy("causal", models[family])
+    arguments = {"eos_token_ids": [tokenizer.eos_token_id], "generation_kwargs": SAMPLING, "record_log_prob": True}
+    n_read = []
+    hook = policy.model.register_forward_pre_hook(
+        lambda _, args, kwargs: n_read.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+
+    def played():
+        env = dialogue_env(tokenizer, models[family], n_envs=24, max_turns=6, max_episode_length=60)
+        env.reset()
+        n_read.clear()
+        episodes = play_dialogues(policy, env.dialogues, seed=3, **arguments)
+        n_turns = {len(dialogue.turns) for dialogue in env.dialogues.running}
+        assert len(n_turns) > 3 and {"", "higher"} < {t.answer for d in env.dialogues.running for t in d.turns}
+        return episodes, sum(n_read)
+
+    kept, n_kept = played()
+    monkeypatch.setattr(policy, "new_contexts", lambda: None)
+    again, n_again = played()
+    hook.remove()
+    assert torch.equal(kept.response_ids, again.response_ids) and torch.equal(kept.observed, again.observed)
+    torch.testing.assert_close(kept.behavior_log_prob, again.behavior_log_prob, atol=1e-6, rtol=0)
+    if family == "gemma2":  # a sliding window: nothing is kept
+        assert torch.equal(kept.behavior_log_prob, again.behavior_log_prob) and n_kept == n_again
+    else:
+        assert n_kept < 0.7 * n_again
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"stop_strings": ["e", "an"]},
+        {"min_new_tokens": 3},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"repetition_penalty": 1.3},
+        {"do_sample": False},
+        {"num_beams": 2},  # not with the loop that keeps keys
+    ],
+    ids=lambda arguments: next(iter(arguments)),
+)
+def test_kept_keys_with_other_arguments_of_generate(models, tokenizer, arguments, monkeypatch):
+    policy = make_policy("causal", models["gpt2"])
+
+    def played():
+        env = dialogue_env(tokenizer, models["gpt2"], n_envs=12)
+        env.reset()
+        ends, kwargs = [tokenizer.eos_token_id], {**SAMPLING, **arguments}
+        return play_dialogues(
+            policy, env.dialogues, seed=3, eos_token_ids=ends, generation_kwargs=kwargs, tokenizer=tokenizer
+        )
+
+    kept = played()
+    monkeypatch.setattr(policy, "new_contexts", lambda: None)
+    again = played()
+    assert torch.equal(kept.response_ids, again.response_ids) and bool(kept.observed.any())
 
 
 def test_masks_of_nlpo_are_those_of_the_actions(models, tokenizer):
@@ -192,6 +267,32 @@ def test_a_group_has_one_secret_and_each_batch_another(models, tokenizer):
     collector.seeds.load_state_dict(seeds)
     again = batch()
     assert torch.equal(again.response_ids, later.response_ids) and torch.equal(again.prompt_ids, later.prompt_ids)
+
+
+def test_processes_play_the_episodes_of_one_process(models, tokenizer):
+    """Samples and seeds of the environments do not depend on the number of processes."""
+
+    def first_texts(n_envs, ranks):
+        env = dialogue_env(tokenizer, models["gpt2"], n_envs=n_envs, ranks=ranks)
+        env.group_size = 2
+        batches = []
+        for _ in range(3):
+            env.reset()
+            env.reset()  # a batch that was started again has the same seeds
+            batches.append([(dialogue.sample, dialogue.metrics) for dialogue in env.dialogues.running])
+            episodes = play_dialogues(policy, env.dialogues, eos_token_ids=[], generation_kwargs=SAMPLING, seed=1)
+            env.play(episodes)
+        return batches
+
+    policy = make_policy("causal", models["gpt2"])
+    whole = first_texts(8, Ranks())
+    parts = []
+    for rank in range(2):
+        ranks = Ranks()
+        ranks.rank, ranks.size = rank, 2
+        parts.append(first_texts(4, ranks))
+    assert [first + second for first, second in zip(*parts, strict=True)] == whole
+    assert whole[0] != whole[1] != whole[2]
 
 
 def test_members_of_a_group_with_other_prompts_do_not_share_them(models, tokenizer):

@@ -10,6 +10,7 @@ import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.envs.dialogues import Dialogues
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.python_api.python_run import Run
 from rl4lms_like.rewards.text import LastTokenReward
@@ -106,6 +107,36 @@ def test_a_stopped_and_a_replayed_run_end_with_the_same_bytes(algorithm, tiny_gp
     replayed = trained(mapping, tmp_path / "replayed", replay=str(whole), save_rollouts=False)
     weights = [run / "model" / "model.safetensors" for run in (whole, replayed)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+def in_later_turns(patch, act):
+    """Counted over rollouts and evaluations."""
+    step = Dialogues.step
+
+    def acting(self, rows, turn_ids):
+        if self.running[rows[0]].turns:
+            act()
+        return step(self, rows, turn_ids)
+
+    patch.setattr(Dialogues, "step", acting)
+
+
+def test_a_run_that_stopped_in_the_middle_of_episodes_ends_with_the_same_bytes(tiny_gpt2_dir, tmp_path):
+    mapping = run_blocks(tiny_gpt2_dir, "grpo", group_size=2, n_steps=60)
+    mapping["env"]["n_envs"] = 4
+    mapping["train_evaluation"] |= {"n_iters": 3}
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        in_later_turns(patch, lambda: calls.append(1))
+        whole = trained(mapping, tmp_path / "whole")
+
+    # At several places, in rollouts of several batches and in evaluations.
+    assert len(calls) > 50
+    for number in (len(calls) // 4, len(calls) // 2, len(calls) * 3 // 4 + 3):
+        stop = After(number, interrupt)
+        folder = stopped(parse_config(mapping).to_dict(), tmp_path / str(number), in_later_turns, stop)
+        resume(folder)
+        assert files_of(folder) == files_of(whole)
 
 
 def interrupt():
