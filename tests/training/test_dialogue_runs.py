@@ -142,7 +142,9 @@ def test_an_episode_is_generated_for_a_first_text_that_the_environment_accepts(t
     mapping = run_blocks(tiny_gpt2_dir)
     mapping["train_evaluation"]["n_iters"] = 0
     refusing = trained(mapping, tmp_path, "refusing")
-    with pytest.raises(ConfigError, match=r"Digits' begins its dialogue with .* not with the given 'Count with me'"):
+    with pytest.raises(
+        ConfigError, match=r"Digits' begins its dialogue with .* not with the given 'Count with me'; rl4lms-like play "
+    ):
         generate_texts(refusing, ["Count with me"])
 
     mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:Answering"
