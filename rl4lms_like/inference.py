@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.load import load_config
@@ -126,7 +126,7 @@ def evaluate_run(
 
     # Decoding as in the run's evaluations, or else as in its rollouts; a supervised run has no separate arguments.
     evaluation = config.train_evaluation
-    arguments = getattr(evaluation, "generation_kwargs", None) or _policy_arguments(config).get("generation_kwargs")
+    arguments = getattr(evaluation, "generation_kwargs", None) or policy_arguments(config).get("generation_kwargs")
     responder = responder_of(
         config,
         model,
@@ -251,14 +251,10 @@ def generate_texts(
         ConfigError: the config in the run's folder requests code to run that is not trusted.
     """
     silence_libraries()
-    saved = find_saved_model(Path(model))
-    config = None if saved is None else saved.config
-    if config is not None:
-        refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
-    name = _model_name(model) if saved is None else str(saved.folder)
+    config, name, tokenizer = trained_model(model, trust_remote_code=trust_remote_code)
 
     # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
-    arguments = _policy_arguments(config).get("generation_kwargs")
+    arguments = policy_arguments(config).get("generation_kwargs")
     if not arguments:
         arguments = {"do_sample": True, "top_k": 0, "max_new_tokens": 64}
     arguments = decoding_arguments(arguments, decoding, None, max_new_tokens)
@@ -267,8 +263,7 @@ def generate_texts(
     if top_k is not None:
         arguments["top_k"] = top_k
 
-    # A model that was trained on chats expects the turns of its template around each prompt, with the date of its run.
-    tokenizer = load_tokenizer(name) if config is None else build_tokenizer(saved_with_model(config.tokenizer, name))
+    # A model that was trained on chats expects the turns of its template around each prompt.
     template = None if config is None else chat_template_of(config.tokenizer, tokenizer)
 
     responder = responder_of(
@@ -292,6 +287,31 @@ def generate_texts(
 
     texts = responder.respond(samples)
     return [texts[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+
+def trained_model(
+    model: str | Path, *, trust_remote_code: bool = False
+) -> tuple[AnyConfig | None, str, PreTrainedTokenizerBase]:
+    """Return the config of a model's run, None without one, the folder or hub id of the model, and its tokenizer.
+
+    Args:
+        model: folder of a run or of a model, a hub id or `embedded/<name>`.
+        trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
+
+    Raises:
+        ConfigError: the config in the run's folder requests code to run that is not trusted.
+        ModelError: the folder does not exist.
+    """
+    saved = find_saved_model(Path(model))
+    if saved is None:
+        name = _model_name(model)
+        return None, name, load_tokenizer(name)
+    config = saved.config
+    refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
+
+    # The tokenizer that was saved with the model, with the date of its run in the chat template.
+    name = str(saved.folder)
+    return config, name, build_tokenizer(saved_with_model(config.tokenizer, name))
 
 
 def decoding_arguments(
@@ -325,7 +345,7 @@ def decoding_arguments(
     return arguments
 
 
-def _policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
+def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
     """Return the arguments of a run's policy; for a supervised run, those with which a policy generates alike."""
     if config is None:
         return {}
@@ -397,7 +417,7 @@ def responder_of(
     Raises:
         ConfigError: the engine cannot generate for this model, or with these arguments.
     """
-    policy_args = _policy_arguments(config) | {"model_name": model_name}
+    policy_args = policy_arguments(config) | {"model_name": model_name}
     arguments = PolicyArguments.known_in(policy_args)
     device = get_device("auto" if config is None else config.device)
 

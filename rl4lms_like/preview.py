@@ -38,6 +38,7 @@ from rl4lms_like.run import silence_libraries
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError, RewardError, RL4LMsLikeError
 from rl4lms_like.system.secrets import with_values
 from rl4lms_like.training.components import Components, build_components, chat_lines, check_samples, data_lines
+from rl4lms_like.training.environment_preview import environment_lines
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
@@ -106,6 +107,8 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
     with failures.collected():
         formats = {split: getattr(pool, "row_format", None) for split, pool in (pools() or {}).items()}
         yield from _data(config, samples(), formats, tokenizer=tokenizer, models=models, components=components)
+    with failures.collected():
+        yield from _environment(config, samples, models)
 
     if full:
         yield "# resolved config\n" + resolved(config)
@@ -126,8 +129,10 @@ def _data(
         yield f"# data\n{NOT_LOCAL}\n"
         return
 
-    # Without the models there is no tokenizer to count with, and the section has only the numbers of samples.
-    if models is None:
+    # Without the models there is no tokenizer to count with, and the section has only the numbers of samples. With a
+    # dialogue the prompts are the first texts of the environment.
+    is_dialogue = isinstance(config, RunConfig) and config.env.dialogue is not None
+    if models is None or is_dialogue:
         rows = data_lines(samples)
     else:
         rows = data_lines(
@@ -141,8 +146,10 @@ def _data(
     for name, row_format in formats.items():
         if row_format is not None:
             rows.append((f"format of {name}", row_format))
+    if is_dialogue and not any(sample.prompt_or_input_text for sample in samples["train"]):
+        rows = [(name, value) for name, value in rows if name != "prompt"]
     yield "# data\n" + _table(rows)
-    if samples["train"][0].rendered_prompt is not None:
+    if samples["train"][0].rendered_prompt is not None and not is_dialogue:
         yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))
 
     # What could not be built was reported before; only the others are compared with the samples.
@@ -150,9 +157,20 @@ def _data(
         build_sampler(config.datapool.sampler, samples["train"])
     if components is not None:
         check_samples(config, components, samples)
-    is_dialogue = isinstance(config, RunConfig) and config.env.dialogue is not None
-    if models is not None and not is_dialogue:  # otherwise the prompts are the first texts of the environment
+    if models is not None and not is_dialogue:
         settings.check_prompts(samples, models.tokenizer, models.config)
+
+
+def _environment(config: AnyConfig, samples: Callable[[], LocalSamples], models: _Models | None) -> Iterator[str]:
+    """Yield the section on the environment of dialogues, of which a few episodes are played."""
+    if not isinstance(config, RunConfig) or config.env.dialogue is None:
+        return
+    local_samples = samples()
+    if local_samples is None or models is None:
+        yield "# environment\nnot checked: its episodes need tokenizer and samples\n"
+        return
+    rows, notices = environment_lines(config, local_samples["train"], models.tokenizer, models.max_prompt_length)
+    yield "# environment\n" + _table(rows) + "".join(f"notice: {notice}\n" for notice in notices)
 
 
 class _Failures:

@@ -6,7 +6,7 @@
     list rewards           show ID
     benchmark SPEC         compare A B           rollouts RUN_FOLDER
     pairs CONFIG           env                   post-train --config FILE
-    pretrain-critic CONFIG serve-reward MODEL
+    pretrain-critic CONFIG serve-reward MODEL    play ENV
 
 Exit status: 0 success, 1 a run failed (the message gives the reason), 2 errors in the config or the command line,
 130 interrupted. Commands import heavy modules when they run.

@@ -588,7 +588,11 @@ class DoctorConfig:
         min_explained_variance: alert if the explained variance of the returns stays below this without improving,
             although rewards differ.
         max_truncated_share: alert if at least this fraction of the responses reaches the length limit and it was less
-            in the first iteration.
+            in the first iteration; with `env.dialogue`, also if it was so from the first iteration on.
+        max_equal_answer_share: with `env.dialogue`: alert if at least this fraction of the environment's answers is the
+            same text.
+        max_failed_calls: with tools: alert if more than this fraction of the calls fails.
+        unused_tools: with tools: alert if one of them is not called for `window` iterations.
         max_empty_share: alert if at least this fraction of the responses ends with its first token.
         max_duplicate_share: alert if the most frequent response to several prompts is more than this fraction of a
             rollout, and by 0.25 more than in the first iteration.
@@ -623,6 +627,9 @@ class DoctorConfig:
     max_value_loss_growth: Positive | None = 10.0
     min_explained_variance: Finite | None = -1.0
     max_truncated_share: Fraction | None = 0.99
+    max_equal_answer_share: Fraction | None = 1.0
+    max_failed_calls: Fraction | None = 0.5
+    unused_tools: bool = True
     max_empty_share: Fraction | None = 0.9
     max_duplicate_share: Fraction | None = 0.5
     max_near_duplicate_share: Fraction | None = 0.5

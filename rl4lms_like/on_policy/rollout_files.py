@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.sampled_log_probs import impossible_log_probs
 from rl4lms_like.on_policy.assemble import AssembledRun
@@ -131,12 +133,40 @@ class Recorder:
                 line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
                 line["prompt"] = continuations.decode(prompt_ids[row])
                 line["response"] = responses[row]
+                if episodes.observed is not None:
+                    flags = episodes.observed[row][episodes.response_mask[row]].tolist()
+                    line["turns"] = turns_of(continuations, prompt_ids[row], response_ids[row], flags)
                 line |= {name: values[row] for name, values in sums.items()}
                 line["reward_parts"] = {name: values[row] for name, values in part_sums.items()}
                 line["length"] = int(episodes.lengths[row])
                 line["terminated"] = bool(episodes.terminated[row])
                 lines.append(line)
         return lines
+
+
+def turns_of(
+    continuations: Continuations, prompt_ids: Sequence[int], response_ids: Sequence[int], observed: Sequence[bool]
+) -> list[dict[str, str]]:
+    """Return text and answer of each turn of a dialogue. Turns between which the answer was empty are one turn.
+
+    Args:
+        continuations: decodes ids.
+        prompt_ids: of the prompt.
+        response_ids: of all turns and answers.
+        observed: for each of them, whether it is of an answer.
+    """
+    turns: list[dict[str, str]] = []
+    before = list(prompt_ids)
+    ids = iter(response_ids)
+    for is_observed, flags in groupby(observed):
+        part = [next(ids) for _ in flags]
+        text = continuations.text(before, part)
+        before += part
+        if is_observed:
+            turns[-1]["answer"] = text
+        else:
+            turns.append({"text": text, "answer": ""})
+    return turns
 
 
 def delete_later_rollouts(folder: Path, done: Mapping[str, int]) -> None:

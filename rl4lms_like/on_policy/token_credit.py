@@ -138,7 +138,7 @@ class TokenCredit(Callback):
         episodes: EpisodeBatch,
         fields: Mapping[str, Tensor],
     ) -> Iterator[dict[str, Any]]:
-        """Yield the object of each chosen episode, with a list for each field `[n_tokens]`."""
+        """Yield the object of each chosen episode, with a list for each field; of all actions, it is `[n_tokens]`."""
         tokenizer = self.run.tokenizer
         special_ids = set(tokenizer.all_special_ids)
         lengths = episodes.lengths.tolist()
@@ -146,7 +146,7 @@ class TokenCredit(Callback):
 
         continuations = self.run.continuations
         prompts = real_ids(episodes.prompt_ids, episodes.prompt_mask)
-        responses = real_ids(episodes.response_ids, episodes.action_mask)
+        responses = real_ids(episodes.response_ids, episodes.response_mask)
         for row, choice in enumerate(choices):
             ids = responses[row]
             names = tokenizer.convert_ids_to_tokens(ids)
@@ -163,8 +163,13 @@ class TokenCredit(Callback):
                 # Their pieces of text are empty: the report shows their names.
                 "special": {str(i): names[i] for i, id in enumerate(ids) if id in special_ids},
             }
+            # Tokens of an environment have no numbers.
+            is_action = episodes.action_mask[row][episodes.response_mask[row]].tolist()
+            if not all(is_action):
+                description["observed"] = [i for i, flag in enumerate(is_action) if not flag]
             for name, field_by_episode in fields_by_episode.items():
-                description[name] = listed(field_by_episode[row])
+                numbers = iter(listed(field_by_episode[row]))
+                description[name] = [next(numbers) if flag else None for flag in is_action]
             yield description
 
 

@@ -3,6 +3,7 @@
     numbers    {"advantages": 1.3, "kl": -0.02, ...} of a token
     levels     -5 ... 5; each level is twice as far from 0 as the one before
     classes    `a3 k-1`: advantage level 3, KL level -1; the style sheet maps them to colours
+               `observed`: a token of an environment, which has no numbers and is grey
 
 Levels are logarithmic because advantages, KL and rewards have long tails. All shown tokens share one scale for each
 quantity. To limit the size of the page, long runs are thinned evenly and the middle of long responses is left out.
@@ -255,6 +256,7 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "clip_range": format_number(clip_ranges[-1]) if clip_ranges else None,
         "normalized": shown[-1].get("normalized"),
         "has_kl": "kl" in fields,
+        "has_observed": "observed" in fields,
     }
 
 
@@ -323,13 +325,16 @@ def _episode(
         n_first_half = LONGEST // 2
         indices = [*range(n_first_half), *range(n_tokens - n_first_half, n_tokens)]
 
-    # All lists but the texts have a number for each token.
-    lists = {name: field for name, field in episode.items() if isinstance(field, list) and name != "tokens"}
+    # All other lists have a number for each token; those of an environment have none.
+    other = ("tokens", "observed")
+    lists = {name: field for name, field in episode.items() if isinstance(field, list) and name not in other}
+    observed = set(episode.get("observed", ()))
     clip_range = number(line.get("clip_range"))
     tokens = []
     for index in indices:
-        numbers = {name: number(field[index]) for name, field in lists.items()}
-        classes = classes_of(numbers, scales, clip_range)
+        is_observed = index in observed
+        numbers = {} if is_observed else {name: number(field[index]) for name, field in lists.items()}
+        classes = "observed" if is_observed else classes_of(numbers, scales, clip_range)
         tokens.append(_token(_text(episode, index), numbers, classes, columns))
 
     rank = int(episode["rank"])

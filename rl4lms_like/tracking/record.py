@@ -103,6 +103,23 @@ def read_predictions(file: Path) -> list[dict[str, Any]]:
     return [_object(item, file) for item in content]
 
 
+def dialogue_parts(turns: Any) -> list[tuple[bool, str]]:
+    """Return the texts of a dialogue in order, each with whether the environment wrote it; empty without turns.
+
+    Args:
+        turns: objects with the text of a turn, and the answer: a text or messages.
+    """
+    parts = []
+    for turn in turns or ():
+        parts.append((False, str(turn["text"])))
+        answer = turn.get("answer") or ""
+        if not isinstance(answer, str):
+            answer = "\n".join(f"{message['role']}: {message.get('content') or ''}" for message in answer)
+        if answer:
+            parts.append((True, answer))
+    return parts
+
+
 def spaced(items: Sequence[Item], n: int) -> Sequence[Item]:
     """Return the first, the last and evenly spaced items between them, at most `n` (2 or more)."""
     # Whole-number division, so that the last index is exactly the last item.

@@ -21,7 +21,15 @@ from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking import charts
 from rl4lms_like.tracking.charts import Curve, Series, format_number
 from rl4lms_like.tracking.credit import credit_of, signed
-from rl4lms_like.tracking.record import RunRecord, number, read_predictions, read_run, spaced, written_by_a_run
+from rl4lms_like.tracking.record import (
+    RunRecord,
+    dialogue_parts,
+    number,
+    read_predictions,
+    read_run,
+    spaced,
+    written_by_a_run,
+)
 from rl4lms_like.tracking.rollouts import rollouts_of
 from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
@@ -312,6 +320,7 @@ def _pair(sample_id: str, predictions: Sequence[Mapping[str, Any]]) -> dict[str,
         "sample_id": sample_id,
         "prompt": str(first.get("prompt_text", "")).strip(),
         "texts": [str(prediction.get("generated_text", "")).strip() for prediction in predictions],
+        "dialogues": [dialogue_parts(prediction.get("turns")) for prediction in predictions],
         "references": references,
         "scores": [_change(key, first[key], last.get(key)) for key in score_keys],
     }

@@ -14,7 +14,7 @@ from typing import Any
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.charts import format_number
-from rl4lms_like.tracking.record import RunRecord, lines_of, number, spaced, written_by_a_run
+from rl4lms_like.tracking.record import RunRecord, dialogue_parts, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
 
 ITERATION = "iteration"
@@ -103,7 +103,10 @@ def described(episode: Mapping[str, Any]) -> str:
     kl = number(episode.get("kl"))
     if kl is not None:  # without a reference model there is none
         facts.append(f"KL {format_number(kl)}")
-    return printable(f"{' · '.join(facts)} | {episode.get('prompt')} | {episode.get('response')}".replace("\n", "⏎"))
+    texts = [str(episode.get("response"))]
+    if episode.get("turns"):  # a text of the environment has a mark before it
+        texts = [f"env: {text}" if is_observed else text for is_observed, text in dialogue_parts(episode["turns"])]
+    return printable(" | ".join([" · ".join(facts), str(episode.get("prompt")), *texts]).replace("\n", "⏎"))
 
 
 def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -147,6 +150,7 @@ def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict
             "number": int(episode["episode"]),
             "prompt": str(episode["prompt"]).strip(),
             "response": str(episode["response"]).strip(),
+            "dialogue": dialogue_parts(episode.get("turns")),
             "reward": format_number(number(episode["reward"])),
             "length": int(episode["length"]),
             "kl": format_number(number(episode["kl"])) if "kl" in episode else None,

@@ -84,7 +84,7 @@ class Responder:
                 assert self.dialogue is not None
                 first = beginning(dialogue.sample.prompt_or_input_text)
                 message = f"begins its dialogue with {first}, not with the given {sample.prompt_or_input_text!r}"
-                way_out = "rl4lms-like evaluate plays its own episodes"
+                way_out = f"rl4lms-like play {self.dialogue.name} RUN plays its own episodes"
                 issue = ConfigIssue("env.dialogue", f"{self.dialogue.name!r} {message}; {way_out}")
                 raise ConfigError([issue], "the run")
         return [response.text for response in responses]

@@ -173,7 +173,9 @@ def test_an_episode_is_generated_for_a_first_text_that_the_environment_accepts(t
     mapping = run_blocks(tiny_gpt2_dir)
     mapping["train_evaluation"]["n_iters"] = 0
     refusing = trained(mapping, tmp_path, "refusing")
-    with pytest.raises(ConfigError, match=r"Digits' begins its dialogue with .* not with the given 'Count with me'"):
+    with pytest.raises(
+        ConfigError, match=r"Digits' begins its dialogue with .* not with the given 'Count with me'; rl4lms-like play "
+    ):
         generate_texts(refusing, ["Count with me"])
 
     mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:Answering"
@@ -313,3 +315,30 @@ def test_environments_of_gymnasium_are_made_by_their_ids(tiny_gpt2_dir, tmp_path
         assert numbers["rollout_info/environment/turns"] == 2, "Gymnasium's own limit truncates"
     finally:
         gymnasium.registry.pop("tests/Answering-v0")
+
+
+class OutOfOrder(gymnasium.Env):
+    """Answers everything with the same text and never ends."""
+
+    def reset(self, *, seed=None, options=None):
+        return "Count", {"metrics": {"calls": 2.0, "failed_calls": 2.0, "calls/search": 0.0}}
+
+    def step(self, action):
+        return " out of order ", float(len(action)), False, False, {}
+
+
+def test_the_run_doctor_reports_a_broken_environment(tiny_gpt2_dir, tmp_path):
+    mapping = run_blocks(tiny_gpt2_dir, n_steps=16)
+    mapping["alg"]["policy"]["args"]["speedups"] = {"sampler_log_probs": False}
+    mapping["env"]["args"]["max_episode_length"] = 80
+    mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:OutOfOrder"
+    mapping["doctor"] = {"patience": 2, "window": 2}
+    broken = {alarm["alarm"] for alarm in lines_of(trained(mapping, tmp_path, "broken"), "alarms.jsonl")}
+    expected = {"equal_answers", "failed_calls", "unused_tool", "all_truncated"}
+    assert expected <= broken
+
+    mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:Digits"
+    healthy = trained(mapping, tmp_path, "healthy") / "alarms.jsonl"
+    assert not healthy.exists() or not expected & {
+        json.loads(line)["alarm"] for line in healthy.read_text().splitlines()
+    }

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from rl4lms_like.config.run_config import DoctorConfig
-from rl4lms_like.on_policy.doctor.diagnostics import FEWEST_EPISODES, N_MARKS, Diagnostics, HeldOutScore, History
+from rl4lms_like.on_policy.doctor.diagnostics import (
+    CALLS,
+    FAILED_CALLS,
+    FEWEST_EPISODES,
+    N_MARKS,
+    OF_TOOL,
+    Diagnostics,
+    HeldOutScore,
+    History,
+)
 from rl4lms_like.rollouts.rollout import EQUAL
 from rl4lms_like.training.alert import Alert
 
@@ -43,6 +52,8 @@ class Context:
     rollout_key: str = "n_steps"  # the argument that sets the size of rollouts
     rl4lms_steps: int | None = None  # optimizer steps per iteration of RL4LMs with the same values
     can_end: bool = True  # responses can end before the length limit
+    has_dialogues: bool = False  # an environment answers, and ends the episodes
+    has_one_answer: bool = False  # the environment has only one answer, such as "Try again" (`reasoning_gym`)
     step_keys: str = "alg.args.learning_rate or n_epochs"  # config keys that reduce the size of updates
     critic_keys: str = "alg.args.critic_learning_rate or vf_coef"  # config keys that reduce the critic's updates
     modes: Mapping[str, str] = field(default_factory=dict)  # held-out metric -> `max` or `min`
@@ -465,12 +476,24 @@ def all_truncated(history: History, context: Context) -> Alert | None:
     """Detect that responses reach the length limit instead of ending, unless they did so in the first iteration.
 
     The reward then judges incomplete texts, and the policy does not learn to stop. If all responses were truncated in
-    the first iteration, the task is assumed to ask for continuations of a fixed length.
+    the first iteration, the task is assumed to ask for continuations of a fixed length; not with dialogues.
     """
     limit = context.limits.max_truncated_share
     start = history.first.get("truncated")
     shares = history.last("truncated", context.limits.patience)
-    if limit is None or start is None or start >= limit or not context.can_end or not _all_reach(shares, limit):
+    if limit is None or start is None or not _all_reach(shares, limit):
+        return None
+
+    # An environment ends its episodes itself: that none ends is no task of a fixed length.
+    if context.has_dialogues:
+        return Alert(
+            f"{fmean(shares):.0%} of the episodes were truncated for {len(shares)} iterations: the environment ended "
+            f"none of them",
+            "Raise env.dialogue.max_turns, max_turn_length or env.args.max_episode_length, which rl4lms-like check "
+            "compares; if the environment never returns terminated, set doctor.max_truncated_share: null",
+            {"truncated_share": shares, "length": history.last("length", len(shares))},
+        )
+    if start >= limit or not context.can_end:
         return None
 
     return Alert(
@@ -481,13 +504,76 @@ def all_truncated(history: History, context: Context) -> Alert | None:
     )
 
 
+def equal_answers(history: History, context: Context) -> Alert | None:
+    """Detect that an environment answers every turn with the same text.
+
+    The policy then learns nothing from answers: a server may be down, or every turn may be of a form that the
+    environment does not understand.
+    """
+    shares = history.last("equal_answers", context.limits.patience)
+    if context.has_one_answer or not _all_reach(shares, context.limits.max_equal_answer_share):
+        return None
+
+    return Alert(
+        f"{fmean(shares):.0%} of the answers of the environment were the same text for {len(shares)} iterations",
+        "Read the example; check whether the environment understands the turns (rl4lms-like play shows episodes of a "
+        "model). If it always gives the same answer, set doctor.max_equal_answer_share: null",
+        {"equal_answers": shares},
+    )
+
+
+def failed_calls(history: History, context: Context) -> Alert | None:
+    """Detect that most of the calls of tools fail: wrong names, wrong arguments, or errors of the tools."""
+    limit = context.limits.max_failed_calls
+    patience = context.limits.patience
+    calls = history.last(CALLS, patience)
+    failed = history.last(FAILED_CALLS, patience)
+
+    # Both are means over the same episodes, so their quotient is the fraction of the calls.
+    if not calls or not failed or not all(calls):
+        return None
+    shares = [n_failed / n for n_failed, n in zip(failed, calls, strict=True)]
+    if not _all_above(shares, limit):
+        return None
+
+    return Alert(
+        f"{fmean(shares):.0%} of the calls of tools failed for {len(shares)} iterations",
+        "Read the answers to failed calls (train_evaluation.save_rollouts, rl4lms-like play): the prompt may lack an "
+        "example of a call, or max_turn_length may cut calls",
+        {"failed_calls": shares, "limit": limit},
+    )
+
+
+def unused_tool(history: History, context: Context) -> Alert | None:
+    """Detect that a tool is never called, so that the policy cannot learn to use it."""
+    window = context.limits.window
+    if not context.limits.unused_tools or not history.recent:
+        return None
+    unused = []
+    for name in sorted(history.recent[-1]):
+        calls = history.last(name, window) if name.startswith(OF_TOOL) else []
+        if calls and not any(calls):
+            unused.append(name.removeprefix(OF_TOOL))
+    if not unused:
+        return None
+
+    named = ", ".join(map(repr, unused))
+    return Alert(
+        f"no episode of the last {window} iterations called the tool{'s' * (len(unused) > 1)} {named}",
+        "Begin with a model that calls it (a supervised run on examples), name it in the prompt, or remove it; if it "
+        "is not needed in each task, set doctor.unused_tools: false",
+        {"iterations": float(window), "tools": float(len(unused))},
+    )
+
+
 def all_empty(history: History, context: Context) -> Alert | None:
     """Detect responses that end with their first token.
 
-    This happens when the reward penalizes text, or when the prompt template leaves nothing to generate.
+    This happens when the reward penalizes text, or when the prompt template leaves nothing to generate. In a dialogue,
+    one token may be the right turn, after which the environment ends the episode.
     """
     shares = history.last("empty", context.limits.patience)
-    if not _all_reach(shares, context.limits.max_empty_share):
+    if context.has_dialogues or not _all_reach(shares, context.limits.max_empty_share):
         return None
 
     return Alert(
@@ -632,7 +718,7 @@ def direction_of(key: str) -> str | None:
 _CHECKED = (
     *(ratio_gap, non_finite, kl_above_budget, kl_negative, entropy_collapse, value_error, large_updates, no_learning),
     *(small_minibatches, reward_constant, equal_groups, few_kept_groups, all_truncated, all_empty, duplicates),
-    reward_follows_length,
+    *(reward_follows_length, equal_answers, failed_calls, unused_tool),
 )
 ALERTS: dict[str, Callable[[History, Context], Alert | None]] = {alert.__name__: alert for alert in _CHECKED}
 """Alerts that are checked after each iteration, in this order; `reward_hacking` is checked after each evaluation."""

@@ -184,6 +184,7 @@ def context_of(run: AssembledRun) -> Context:
     elif getattr(algorithm, "batch_size", None) is not None:
         minibatch_key = "batch_size"
 
+    dialogue = run.config.env.dialogue
     return Context(
         limits=limits,
         max_ratio_gap=max_ratio_gap,
@@ -198,6 +199,8 @@ def context_of(run: AssembledRun) -> Context:
         rollout_key="n_steps" if in_episodes is None else "n_episodes",
         rl4lms_steps=plan_batches(run.config).rl4lms_steps_per_iteration,
         can_end=bool(algorithm.collector.eos_token_ids) and algorithm.collector.max_episode_length > 1,
+        has_dialogues=dialogue is not None,
+        has_one_answer=dialogue is not None and dialogue.id == "reasoning_gym",
         step_keys=_keys_of(arguments, *keys_of_step),
         critic_keys=_keys_of(arguments, "critic_learning_rate", "vf_coef"),
         modes=_held_out_modes(run),

@@ -15,7 +15,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from statistics import fmean, stdev
 from typing import Any
 
@@ -53,6 +54,13 @@ LOGGED: dict[str, tuple[str, ...]] = {
 }
 """Diagnostic -> logged keys, by priority: exact before estimated, ours before those of Stable-Baselines3."""
 
+OF_ENVIRONMENT = "rollout_info/environment/"
+"""Beginning of the logged keys of what environments of dialogues report."""
+CALLS = "calls"
+FAILED_CALLS = "failed_calls"
+OF_TOOL = "calls/"
+"""Beginning of the names of the diagnostics of single tools."""
+
 N_COMPARED = 64  # largest number of episodes that are compared pairwise; of more, an evenly spaced subset is used
 NEARLY = 0.8  # Jaccard similarity of the token bigrams of two responses from which they are near duplicates
 FEWEST_EPISODES = 8  # for conclusions from one rollout; fewer have equal or ordered rewards by chance
@@ -81,6 +89,14 @@ def diagnostics_of(logged: Mapping[str, Any], episodes: EpisodeBatch, rewards: S
     diagnostics["best_reward"] = _number(totals.max())
     diagnostics["empty"] = float(np.mean((lengths <= 1) & terminated))
     diagnostics["duplicates"], diagnostics["near_duplicates"] = _duplicates(episodes)
+
+    # Of dialogues only, so that the checkpoints of other runs have no keys of them.
+    if episodes.observed is not None:
+        diagnostics["equal_answers"] = _equal_answers(episodes)
+    for key in logged:
+        name = key.removeprefix(OF_ENVIRONMENT)
+        if name != key and (name in (CALLS, FAILED_CALLS) or name.startswith(OF_TOOL)):
+            diagnostics[name] = _number(logged[key])
 
     # Of few episodes, length and reward have the same order by chance.
     diagnostics["length_correlation"] = None
@@ -111,13 +127,26 @@ def _token_ids(ids: Tensor, mask: Tensor) -> list[tuple[int, ...]]:
     return [tuple(row[keep].tolist()) for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
+def _equal_answers(episodes: EpisodeBatch) -> float | None:
+    """Return the fraction of the environments' answers that the most frequent one has; None if there are few."""
+    assert episodes.observed is not None
+    answers: Counter[tuple[int, ...]] = Counter()
+    rows = zip(episodes.response_ids.tolist(), episodes.observed.tolist(), strict=True)
+    for ids, are_observed in rows:
+        for is_observed, part in groupby(zip(ids, are_observed, strict=True), key=itemgetter(1)):
+            if is_observed:
+                answers[tuple(id for id, _ in part)] += 1
+    n_answers = answers.total()
+    return max(answers.values()) / n_answers if n_answers >= FEWEST_EPISODES else None
+
+
 def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
     """Return the fraction of episodes with the most frequent response, and that with a near duplicate.
 
     The first is 0 if all responses differ. Near duplicates are those of another prompt. None if all prompts are equal.
     """
     prompts = _token_ids(episodes.prompt_ids, episodes.prompt_mask)
-    responses = _token_ids(episodes.response_ids, episodes.response_mask)
+    responses = _token_ids(episodes.response_ids, episodes.action_mask)
     if len(set(prompts)) == 1:
         return None, None
     n_most = max(Counter(responses).values())
@@ -322,7 +351,7 @@ def _cut(text: str) -> str:
 def _most_alike(episodes: EpisodeBatch) -> list[int]:
     """Return two episodes with the most frequent response or with near duplicates, of different prompts if possible."""
     prompts = _token_ids(episodes.prompt_ids, episodes.prompt_mask)
-    responses = _token_ids(episodes.response_ids, episodes.response_mask)
+    responses = _token_ids(episodes.response_ids, episodes.action_mask)
 
     # Equal responses, or else the one with the most near duplicates: it is in the middle of the largest cluster.
     response, n = Counter(responses).most_common(1)[0]
@@ -343,6 +372,7 @@ _CHOICES: dict[str, Callable[[EpisodeBatch], list[int]]] = {
     "entropy_collapse": _most_alike,
     "reward_constant": lambda episodes: [0],
     "all_truncated": lambda episodes: [int((~episodes.terminated).int().argmax())],
+    "equal_answers": lambda episodes: [0],
     "all_empty": lambda episodes: [int(episodes.lengths.argmin())],
     "duplicates": _most_alike,
     "reward_follows_length": lambda episodes: [int(episodes.lengths.argmin()), int(episodes.lengths.argmax())],

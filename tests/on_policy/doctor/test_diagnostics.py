@@ -105,3 +105,59 @@ def test_an_example_of_near_twins_is_two_that_are_and_under_two_prompts(tiny_tok
     batch = episodes([other[0], last[0], last[1], other[1], last[2]], [[2], [3], [3], [4], [5]])
     first, second = rollout_examples("duplicates", Continuations(tiny_tokenizer), batch, [1, 2, 3, 4, 5])
     assert (first["reward"], second["reward"]) == (2.0, 5.0)
+
+
+def with_answers(answers: list[list[list[int]]], *, turn: int = 9) -> EpisodeBatch:
+    """Episodes of turns with one token, between these answers; of each episode one turn more than answers."""
+    responses, observed = [], []
+    for of_episode in answers:
+        ids, flags = [turn], [False]
+        for answer in of_episode:
+            ids += [*answer, turn]
+            flags += [True] * len(answer) + [False]
+        responses.append(ids)
+        observed.append(flags)
+    batch = episodes(responses, [[number] for number in range(len(answers))])
+    width = batch.response_ids.shape[1]
+    flags = torch.tensor([[*row, *[False] * (width - len(row))] for row in observed])
+    return dataclasses.replace(batch, observed=flags)
+
+
+@pytest.mark.parametrize(
+    ("answers", "share"),
+    [
+        ([[[5, 6]] * 2] * 4, 1.0),
+        ([[[5, 6]] * 2] * 3 + [[[5, 6], [5]]], 7 / 8),
+        ([[[5, 6], [4]] * 2] * 2, 0.5),
+        ([[[5, 6]] * 7], None),
+    ],
+    ids=["equal", "one differs", "two answers", "few"],
+)
+def test_the_share_of_the_most_frequent_answer(answers, share):
+    signs = diagnostics_of({}, with_answers(answers), [1.0] * len(answers))
+    assert signs["equal_answers"] == share
+
+
+def test_equal_answers_make_no_duplicates_of_different_turns():
+    batch = with_answers([[[5, 6, 7, 8]]] * 4)
+    ids = batch.response_ids.clone()
+    ids[~batch.observed] = torch.arange(8) + 20
+    signs = diagnostics_of({}, dataclasses.replace(batch, response_ids=ids), [1.0] * 4)
+    assert signs["duplicates"] == 0.0 and signs["near_duplicates"] == 0.0
+
+
+def test_numbers_of_tools_are_diagnostics_of_runs_that_have_them():
+    logged = {
+        "rollout_info/environment/calls": 2.0,
+        "rollout_info/environment/calls/add": 1.5,
+        "environment/calls": 9.0,
+    }
+    logged |= {"rollout_info/environment/failed_calls": 0.5, "rollout_info/environment/turns": 3.0}
+    batch = episodes([[5, 1], [6, 1]], [[2], [3]])
+    signs = diagnostics_of(logged, batch, [1, 2])
+    assert {name: signs[name] for name in signs if "calls" in name} == {
+        "calls": 2.0,
+        "failed_calls": 0.5,
+        "calls/add": 1.5,
+    }
+    assert not [name for name in diagnostics_of({}, batch, [1, 2]) if "call" in name or name == "equal_answers"]

@@ -62,6 +62,7 @@ def test_continuations_of_a_fixed_length_are_no_alert():
 def test_responses_that_say_nothing_are_told():
     assert "ended with their first token" in alerts.all_empty(history(empty=[0.9] * 3), context()).message
     assert alerts.all_empty(history(empty=[0.9, 0.89, 0.9]), context()) is None
+    assert alerts.all_empty(history(empty=[0.9] * 3), context(has_dialogues=True)) is None
 
 
 def test_a_limit_of_zero_tells_any_share_but_none():
@@ -93,3 +94,37 @@ def test_a_reward_that_is_ordered_by_length_is_told_either_way():
     assert alerts.reward_follows_length(history(length_correlation=[0.95] * 9), context()) is None
     rare = [None] * 6 + [0.95] * 4
     assert alerts.reward_follows_length(history(length_correlation=rare), context()) is None, "length hardly varies"
+
+
+def test_equal_answers_of_an_environment_are_told():
+    found = alerts.equal_answers(history(equal_answers=[1.0] * 3), context())
+    assert "100% of the answers of the environment were the same text for 3 iterations" in found.message
+    assert alerts.equal_answers(history(equal_answers=[1.0, 1.0, 0.99]), context()) is None
+    assert alerts.equal_answers(history(equal_answers=[1.0, None, 1.0]), context()) is None, "few answers"
+    assert alerts.equal_answers(history(reward=[0.5] * 3), context()) is None, "no dialogues"
+    assert alerts.equal_answers(history(equal_answers=[1.0] * 3), context(has_one_answer=True)) is None
+
+
+def test_failed_calls_are_told_if_they_are_most():
+    found = alerts.failed_calls(history(calls=[2.0, 4.0, 1.0], failed_calls=[1.5, 3.0, 0.75]), context())
+    assert found.evidence == {"failed_calls": [0.75] * 3, "limit": 0.5}
+    assert alerts.failed_calls(history(calls=[2.0] * 3, failed_calls=[1.5, 1.0, 1.5]), context()) is None
+    assert alerts.failed_calls(history(calls=[0.0] * 3, failed_calls=0.0), context()) is None, "no calls"
+    assert alerts.failed_calls(history(reward=[0.5] * 3), context()) is None, "no tools"
+
+
+def test_a_tool_that_is_never_called_is_told():
+    rare = {"calls/search": [0.0] * 10, "calls/add": [0.0] * 9 + [0.01]}
+    found = alerts.unused_tool(history(**rare), context())
+    assert found.message == "no episode of the last 10 iterations called the tool 'search'"
+    assert alerts.unused_tool(history(**{"calls/search": [0.0] * 9}), context()) is None
+    assert alerts.unused_tool(history(**{"calls/search": [0.01] + [0.0] * 9}), context()) is None
+    assert alerts.unused_tool(history(reward=[0.5] * 10), context()) is None, "no tools"
+
+
+def test_dialogues_that_never_end_are_told_from_the_first_iteration_on():
+    never = history(truncated=[1.0] * 3)
+    found = alerts.all_truncated(never, context(has_dialogues=True, can_end=False))
+    assert "the environment ended none of them" in found.message and "max_turns" in found.advice
+    assert alerts.all_truncated(never, context()) is None
+    assert alerts.all_truncated(history(truncated=[1.0, 0.98, 1.0]), context(has_dialogues=True)) is None
