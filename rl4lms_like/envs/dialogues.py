@@ -202,7 +202,13 @@ class Dialogues:
         self._require_template(sample, "reset", first)
         if tools and self.settings.template is None:
             raise self._error(sample, "reset returned tools, which need tokenizer.chat_template")
-        opened = self.texts.opened(sample, first, tools)
+        if not isinstance(first, str) and first[-1]["role"] == "assistant":
+            raise self._error(
+                sample, "reset returned messages that end with one of the assistant, who is to write next"
+            )
+
+        # Tools of the sample stay, for an environment that returns the messages of the sample.
+        opened = self.texts.opened(sample, first, sample.tools if tools is None else tools)
 
         # A prompt that is cut would leave out what the environment has asked for.
         (prompt_ids,) = self.layout.encode_all([opened], max_length=NO_LIMIT)
@@ -297,8 +303,14 @@ class Dialogues:
         return DialogueError(f"the environment {self.settings.name!r} with sample {sample.id!r}{prompt}: {message}")
 
     def close(self) -> None:
-        """Close the environments that can be closed."""
-        for env in self._envs:
-            if callable(getattr(env, "close", None)):
-                env.close()
-        self._envs = []
+        """Close the environments that can be closed.
+
+        Raises:
+            DialogueError: one of them failed; all have been closed.
+        """
+        envs, self._envs = self._envs, []
+        errors = [outcomes([env.close])[0].error for env in envs if callable(getattr(env, "close", None))]
+        for error in errors:
+            if error is not None:
+                message = f"the environment {self.settings.name!r}: close failed: {raised(error)}"
+                raise DialogueError(message) from error

@@ -135,6 +135,11 @@ class ToolEnv(gymnasium.Env[Any, str]):
             schemas.append(schema)
         return schemas
 
+    @functools.cached_property
+    def event_loop(self) -> EventLoop:
+        """Event loop of the async methods, one for all: a client of a server stays with the loop of its first call."""
+        return EventLoop("tools")
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode.
 
@@ -193,10 +198,8 @@ class ToolEnv(gymnasium.Env[Any, str]):
         # Synchronous tools have run in order; the async ones, which wait for something, now wait at the same time.
         waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
         if waiting:
-            if not hasattr(self, "_event_loop"):
-                self._event_loop = EventLoop("tools")
             results_of = [functools.partial(_result_of, results[index], self.tool_errors) for index in waiting]
-            awaited = self._event_loop.run(gathered(results_of, at_once=len(waiting)))
+            awaited = self.event_loop.run(gathered(results_of, at_once=len(waiting)))
             for index, result in zip(waiting, awaited, strict=True):
                 results[index] = result
         return results
@@ -220,8 +223,7 @@ class ToolEnv(gymnasium.Env[Any, str]):
 
     def close(self) -> None:
         """End the thread of the event loop, if async tools have started it."""
-        if hasattr(self, "_event_loop"):
-            del self._event_loop
+        vars(self).pop("event_loop", None)
 
 
 class FunctionTools(ToolEnv):

@@ -116,6 +116,56 @@ def test_messages_are_checked(tiny_tokenizer):
             played(tokenizer, make, template=ChatTemplate(tokenizer), max_prompt_length=40)
 
 
+def test_a_first_text_of_the_assistant_is_an_error_of_the_environment():
+    tokenizer = chat_tokenizer()
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    with pytest.raises(DialogueError, match=r"'0'.*reset returned messages that end with one of the assistant"):
+        template = ChatTemplate(tokenizer)
+        played(tokenizer, lambda: Scripted(OK, first=messages), template=template, max_prompt_length=40)
+
+
+def test_tools_of_the_sample_stay_unless_the_environment_returns_its_own():
+    tokenizer = chat_tokenizer()
+    tools = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
+
+    class Info(Scripted):
+        def __init__(self, info):
+            super().__init__(OK)
+            self.info = info
+
+        def reset(self, *, seed=None, options=None):
+            return options["sample"].messages, self.info
+
+    for info, expected in (({}, True), ({"tools": []}, False)):
+        settings = DialogueSettings(
+            "guess",
+            lambda info=info: Info(info),
+            max_turns=1,
+            max_turn_length=4,
+            max_episode_length=40,
+            template=ChatTemplate(tokenizer, tools_in_system=True),
+        )
+        dialogues = Dialogues(settings, TextLayout(tokenizer, 400, 40))
+        sample = Sample.of_messages("0", [{"role": "user", "content": "a"}], tools=tools)
+        (dialogue,) = dialogues.start([sample], [0])
+        assert ('"name": "look"' in dialogue.sample.rendered_prompt) == expected
+
+
+def test_all_environments_are_closed_and_a_failure_is_attributed(tiny_tokenizer):
+    closed = []
+
+    class Open(Scripted):
+        def close(self):
+            closed.append(self)
+            raise OSError("no connection")
+
+    dialogues = played(tiny_tokenizer, lambda: Open(OK))
+    with pytest.raises(DialogueError, match="the environment 'guess': close failed: OSError: no connection"):
+        dialogues.close()
+    assert len(closed) == 2
+    dialogues.close()
+
+
 @pytest.mark.parametrize("where", ["step", "reset"])
 def test_a_blocking_environment_ends_by_the_time_limit(tiny_tokenizer, where):
     release = threading.Event()

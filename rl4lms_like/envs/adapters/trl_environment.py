@@ -15,7 +15,6 @@ from typing import Any
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.tools import Answer, ToolEnv
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.event_loop import EventLoop
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -86,7 +85,7 @@ class TrlEnvironment(ToolEnv):
 
         total = self._wrapped.get_reward()
         if inspect.isawaitable(total):
-            total = EventLoop("get_reward").run(_awaited(total))
+            total = self.event_loop.run(_awaited(total))
         reward = float(total) - self._total
         self._total = float(total)
         return answer, reward, terminated, truncated, info
