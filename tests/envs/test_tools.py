@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 
 import pytest
 
@@ -103,6 +105,16 @@ def test_an_episode_with_two_calls_and_an_answer(table):
     assert table.step(" Ann\n") == ("", 1.0, True, False, {"metrics": info["metrics"]})
     table.reset(seed=0, options={"sample": Sample("0", "Who?")})
     assert table.step("Bob")[1:] == (0.0, True, False, {"metrics": dict.fromkeys(info["metrics"], 0.0)})
+
+
+def test_an_environment_is_freed_after_its_calls():
+    env = Table()
+    env.reset(options={"sample": Sample("0", "Who?")})
+    env.step(call("look_up", row=3))
+    freed = weakref.ref(env)
+    del env
+    gc.collect()
+    assert freed() is None
 
 
 def test_a_result_that_looks_like_an_error_is_no_failed_call():
