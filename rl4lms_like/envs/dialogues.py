@@ -162,8 +162,7 @@ class Dialogues:
         Raises:
             DialogueError: an environment failed, or its first text is longer than `max_prompt_length`.
         """
-        while len(self._envs) < len(samples):
-            self._envs.append(self._new_env())
+        self.build(len(samples))
         envs = self._envs[: len(samples)]
 
         calls = []
@@ -176,12 +175,25 @@ class Dialogues:
             self.running.append(self._opened(env, sample, result))
         return self.running
 
+    def build(self, n: int) -> None:
+        """Build the environments of `n` episodes, unless there are as many already.
+
+        Raises:
+            ConfigError: the environment does not accept its arguments.
+            DialogueError: it could not be built.
+        """
+        while len(self._envs) < n:
+            self._envs.append(self._new_env())
+
     def _new_env(self) -> Any:
         """Build an environment."""
         name = self.settings.name
         try:
             env = self.settings.make_env()
-        except (ConfigError, KeyboardInterrupt):
+        except ConfigError as error:
+            issues = [issue.below("args" if issue.path else "").below("env.dialogue") for issue in error.issues]
+            raise ConfigError(issues) from error
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise DialogueError(f"the environment {name!r} could not be built: {raised(error)}") from error
