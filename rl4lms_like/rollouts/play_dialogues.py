@@ -21,7 +21,7 @@ from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.dialogues import Dialogues
 
-FLAT = ("allowed", "behavior_log_prob")
+FLAT = ("allowed", "behavior_log_prob", "behavior_entropy")
 """Fields of episodes with one row for each action."""
 
 
@@ -180,7 +180,7 @@ def _batch(episodes: Sequence[_Episode], terminated: Sequence[bool]) -> EpisodeB
     observed[response_mask] = torch.tensor([flag for episode in episodes for flag in episode.observed])
 
     # Of all actions in the order of the episodes, and within each in the order of its turns.
-    flat: dict[str, Tensor] = {}
+    flat: dict[str, Any] = {}
     for name in FLAT:
         rows = [rows_of_turn for episode in episodes for rows_of_turn in episode.flat[name]]
         if rows:
@@ -192,8 +192,7 @@ def _batch(episodes: Sequence[_Episode], terminated: Sequence[bool]) -> EpisodeB
         response_mask,
         torch.tensor(terminated),
         observed=observed if bool(observed.any()) else None,
-        allowed=flat.get("allowed"),
-        behavior_log_prob=flat.get("behavior_log_prob"),
+        **flat,
     )
 
 

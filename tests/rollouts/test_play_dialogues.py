@@ -1,5 +1,7 @@
 """Dialogues: the batch is what each environment would have played alone, and the model reads what was sampled."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_mode
 from tests.builders import MASKABLE, SAMPLING, make_policy
 from tests.dialogues import Chatter, Scripted, dialogue_env
 
-FAMILIES = ("gpt2", "llama", "qwen2")
+FAMILIES = ("gpt2", "llama", "qwen2")  # whose keys and values are kept between turns
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,7 @@ def models(tmp_path_factory):
     """Models whose probabilities are far from uniform, by family."""
     tokenizer = make_tokenizer()
     folders = {}
-    for family in FAMILIES:
+    for family in (*FAMILIES, "gemma2"):
         folder = tmp_path_factory.mktemp(family)
         folders[family] = save_model(folder, make_causal_lm(family, tokenizer, scale=4.0), tokenizer)
     return folders
@@ -109,6 +111,19 @@ def test_log_probs_are_those_of_a_full_read_of_each_episode(models, tokenizer, f
     torch.testing.assert_close(episodes.behavior_log_prob, expected, atol=1e-6, rtol=0)
     alone = torch.cat([policy.score(episodes.select(torch.tensor([row]))).log_prob for row in range(8)])
     torch.testing.assert_close(alone, expected[: len(alone)], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma2"])
+def test_log_probs_and_entropies_of_the_sampling_are_those_of_the_policy_in_every_turn(models, tokenizer, family):
+    policy = make_policy("causal", models[family])
+    arguments = {"generation_kwargs": SAMPLING, "seed": 3, "record_log_prob": True, "record_entropy": True}
+    env = dialogue_env(tokenizer, models[family], n_envs=30)
+    env.reset()
+    episodes = play_dialogues(policy.generate, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], **arguments)
+    assert episodes.observed.any()
+    scores = policy.score(dataclasses.replace(episodes, behavior_log_prob=None, behavior_entropy=None))
+    torch.testing.assert_close(episodes.behavior_log_prob, scores.log_prob, atol=2e-6, rtol=0)
+    torch.testing.assert_close(episodes.behavior_entropy, scores.entropy, atol=1e-5, rtol=1e-5)
 
 
 def test_masks_of_nlpo_are_those_of_the_actions(models, tokenizer):
