@@ -52,11 +52,14 @@ class TrlEnvironment(ToolEnv):
 
     @functools.cached_property
     def tools(self) -> dict[str, Callable[..., Any]]:
-        """Tools by name: all methods without underscore except `reset` and `get_reward`."""
-        tools = {}
-        for name, _ in inspect.getmembers(type(self._wrapped), predicate=inspect.isfunction):
+        """Tools by name: all methods without underscore except `reset` and `get_reward`.
+
+        As in TRL, class methods are among them, and static methods, which are plain functions, are not.
+        """
+        tools: dict[str, Callable[..., Any]] = {}
+        for name, method in inspect.getmembers(self._wrapped, predicate=inspect.ismethod):
             if name not in ("reset", "get_reward") and not name.startswith("_"):
-                tools[name] = getattr(self._wrapped, name)
+                tools[name] = method
         return tools
 
     def start(self, sample: Sample) -> Answer:

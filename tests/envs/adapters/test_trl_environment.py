@@ -119,6 +119,20 @@ def test_all_async_methods_run_in_one_event_loop():
     env.close()
 
 
+def test_the_tools_are_those_that_trl_finds():
+    class Helped(SilentEnv):
+        @staticmethod
+        def helper(x):
+            return x
+
+        @classmethod
+        def rules(cls) -> str:
+            """Return the rules."""
+            return "none"
+
+    assert list(TrlEnvironment(Helped).tools) == ["look", "rules"]
+
+
 def test_a_class_without_a_reward_leaves_it_to_the_reward_function():
     env = TrlEnvironment(Unpaid)
     env.reset(options={"sample": Sample("0", "Go.")})
