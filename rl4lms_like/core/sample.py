@@ -61,7 +61,7 @@ class Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`."""
         # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them. A
         # message that only calls tools has no content.
-        contents = [message["content"] for message in messages]
+        contents = [message.get("content") for message in messages]
         prompt = "\n\n".join(content for content in contents if content is not None)
 
         return cls(

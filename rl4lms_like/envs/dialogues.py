@@ -12,6 +12,7 @@ is checked, and every exception that they raise is attributed: to the environmen
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -214,13 +215,9 @@ class Dialogues:
         self._require_template(sample, "reset", first)
         if tools and self.settings.template is None:
             raise self._error(sample, "reset returned tools, which need tokenizer.chat_template")
-        if not isinstance(first, str) and first[-1]["role"] == "assistant":
-            raise self._error(
-                sample, "reset returned messages that end with one of the assistant, who is to write next"
-            )
 
         # Tools of the sample stay, for an environment that returns the messages of the sample.
-        opened = self.texts.opened(sample, first, sample.tools if tools is None else tools)
+        opened = self.texts.opened(sample, copy.deepcopy(first), sample.tools if tools is None else tools)
 
         # A prompt that is cut would leave out what the environment has asked for.
         (prompt_ids,) = self.layout.encode_all([opened], max_length=NO_LIMIT)
@@ -274,8 +271,9 @@ class Dialogues:
             raise self._error(sample, f"{where} {error}") from error
         self._require_template(sample, where, answer)
 
+        # A copy: an environment may return a list of messages that it goes on to extend.
         dialogue.metrics |= metrics
-        dialogue.turns.append(Turn(text, len(ids), reward, answer))
+        dialogue.turns.append(Turn(text, len(ids), reward, copy.deepcopy(answer)))
         dialogue.terminated = terminated
         dialogue.is_over = terminated or truncated or number >= self.settings.max_turns
         if dialogue.is_over:
@@ -318,11 +316,13 @@ class Dialogues:
         """Close the environments that can be closed.
 
         Raises:
-            DialogueError: one of them failed; all have been closed.
+            DialogueError: one could not be closed; the others are.
         """
         envs, self._envs = self._envs, []
-        errors = [outcomes([env.close])[0].error for env in envs if callable(getattr(env, "close", None))]
-        for error in errors:
-            if error is not None:
-                message = f"the environment {self.settings.name!r}: close failed: {raised(error)}"
-                raise DialogueError(message) from error
+        errors = []
+        for env in envs:
+            if callable(getattr(env, "close", None)):
+                errors += [outcome.error for outcome in outcomes([env.close]) if outcome.error is not None]
+        if errors:
+            message = f"the environment {self.settings.name!r} could not be closed: {raised(errors[0])}"
+            raise DialogueError(message) from errors[0]

@@ -82,6 +82,9 @@ def _require_text(text: Any) -> None:
         is_list = isinstance(text, list | tuple) and bool(text)
         if not is_list or not all(map(_is_message, text)):
             raise ReturnedError(f"returned {excerpt(text)}; expected a text, or messages with role and content")
+        if text[-1]["role"] == "assistant":
+            expected = "the last one must not be the assistant's, whose next message the policy writes"
+            raise ReturnedError(f"returned messages, {excerpt(text)}; {expected}")
         contents = [message.get("content") or "" for message in text]
 
     # Such as a half of an emoji, of a file that was decoded with `surrogateescape`: no tokenizer can encode it.

@@ -116,12 +116,48 @@ def test_messages_are_checked(tiny_tokenizer):
             played(tokenizer, make, template=ChatTemplate(tokenizer), max_prompt_length=40)
 
 
-def test_a_first_text_of_the_assistant_is_an_error_of_the_environment():
+def test_the_assistants_next_message_is_the_policys(tiny_tokenizer):
     tokenizer = chat_tokenizer()
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    with pytest.raises(DialogueError, match=r"'0'.*reset returned messages that end with one of the assistant"):
-        template = ChatTemplate(tokenizer)
-        played(tokenizer, lambda: Scripted(OK, first=messages), template=template, max_prompt_length=40)
+    makes = {"reset": first((messages, {})), "step in turn 1": lambda: Scripted((messages, 0.0, False, False, {}))}
+    for where, make in makes.items():
+        with pytest.raises(DialogueError, match=f"'0'.*{where} returned messages.*must not be the assistant's"):
+            played(tokenizer, make, n=1, template=ChatTemplate(tokenizer), max_prompt_length=40)
+
+
+def test_turns_keep_the_messages_that_were_returned(tiny_tokenizer):
+    """An environment may return the same list each time, and a message that only calls tools has no content."""
+    call = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+
+    class Growing(Scripted):
+        def reset(self, *, seed=None, options=None):
+            self.said = [call, {"role": "user", "content": "first"}]
+            return self.said, {}
+
+        def step(self, action):
+            self.said.append({"role": "user", "content": "more"})
+            return self.said, 0.0, False, False, {}
+
+    tokenizer = chat_tokenizer()
+    template = ChatTemplate(tokenizer, tools_in_system=True)
+    (dialogue,) = played(
+        tokenizer, Growing, n=1, template=template, max_prompt_length=200, max_episode_length=500
+    ).running
+    assert [len(turn.answer) for turn in dialogue.turns] == [3, 4] and len(dialogue.sample.messages) == 2
+
+
+def test_a_failing_close_is_named_and_the_others_are_closed(tiny_tokenizer):
+    closed = []
+
+    class Closing(Scripted):
+        def close(self):
+            closed.append(self)
+            raise OSError("gone")
+
+    dialogues = played(tiny_tokenizer, lambda: Closing(OK))
+    with pytest.raises(DialogueError, match="'guess' could not be closed: OSError: gone"):
+        dialogues.close()
+    assert len(closed) == 2
 
 
 def test_tools_of_the_sample_stay_unless_the_environment_returns_its_own():
@@ -149,21 +185,6 @@ def test_tools_of_the_sample_stay_unless_the_environment_returns_its_own():
         sample = Sample.of_messages("0", [{"role": "user", "content": "a"}], tools=tools)
         (dialogue,) = dialogues.start([sample], [0])
         assert ('"name": "look"' in dialogue.sample.rendered_prompt) == expected
-
-
-def test_all_environments_are_closed_and_a_failure_is_attributed(tiny_tokenizer):
-    closed = []
-
-    class Open(Scripted):
-        def close(self):
-            closed.append(self)
-            raise OSError("no connection")
-
-    dialogues = played(tiny_tokenizer, lambda: Open(OK))
-    with pytest.raises(DialogueError, match="the environment 'guess': close failed: OSError: no connection"):
-        dialogues.close()
-    assert len(closed) == 2
-    dialogues.close()
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])
