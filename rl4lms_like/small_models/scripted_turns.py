@@ -26,6 +26,11 @@ def has_player(env: Any) -> bool:
     return callable(getattr(getattr(env, "unwrapped", env), "player", None))
 
 
+def next_turn(env: Any) -> str:
+    """Return what the scripted player of an environment would write next."""
+    return str(getattr(env, "unwrapped", env).player())
+
+
 def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: int) -> list[tuple[str, str]]:
     """Return pairs of what was said so far and the next turn, of many episodes.
 
@@ -59,7 +64,7 @@ def _turns_of_episode(env: Any, sample: Sample, max_turns: int, seed: int) -> li
     for _ in range(max_turns):
         if not isinstance(text, str):
             raise ModelError("tiny_model learns texts, and the environment plays messages; use another model")
-        turn = getattr(env, "unwrapped", env).player()
+        turn = next_turn(env)
         pairs.append((text, turn))
         answer, _, terminated, truncated, _ = env.step(turn)
         if terminated or truncated:
