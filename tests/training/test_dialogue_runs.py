@@ -168,7 +168,7 @@ class Answering(Chatter):
 
 
 class Broken(Chatter):
-    """Fails in the second turn of some episodes."""
+    """Fails after some turns, as a server that is gone; then it cannot be closed either."""
 
     def step(self, action):
         result = super().step(action)
@@ -176,6 +176,10 @@ class Broken(Chatter):
         if self.turn > 20:
             raise KeyError("x")
         return result
+
+    def close(self):
+        if getattr(self, "turn", 0) > 20:
+            raise OSError("gone")
 
 
 def test_a_faulty_environment_ends_the_run_with_its_name(tiny_gpt2_dir, tmp_path):
