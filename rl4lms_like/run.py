@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.config.load import load_config
 from rl4lms_like.config.run_config import AnyConfig, RunConfig, SupervisedConfig
+from rl4lms_like.system.closing import closed_after
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError, installed_version
 from rl4lms_like.system.ranks import Ranks, is_main_process, process_ranks
 from rl4lms_like.tracking.run_folder import experiment_folder
@@ -308,7 +309,7 @@ def _train(
     if resumed is not None and ranks.is_main:
         loading.enter_context(undone_on_failure(resumed.run_folder))
 
-    try:
+    with closed_after(close):
         run_path = ranks.from_main(open_tracker)
         if tracker is None:
             tracker = SilentTracker(run_path, config.to_dict())
@@ -342,8 +343,6 @@ def _train(
 
         # The other processes may read the folder as soon as they return, so they wait for the main one.
         ranks.from_main(lambda: None)
-    finally:
-        close()
     return run_path
 
 
@@ -413,12 +412,10 @@ def pretrain_critic(config_path: str | Path, folder: str | Path, *, overrides: S
     silence_libraries()
     with deterministic_operations(config.deterministic), explaining(config):
         run = assemble(config)
-        try:
+        with closed_after(run.env.close):
             pretraining: Any = run.algorithm.pretraining
             for explained in run.algorithm.pretrain_critic():
                 yield pretraining.progress(explained)
-        finally:
-            run.env.close()
         with saving(f"the critic to {folder}"):
             write_folder(Path(folder), run.policy.save_critic)
     yield f"critic: {folder}"

@@ -153,6 +153,8 @@ RL_KEYS = (
         "rollout_batch_size local_rollout_forward_batch_size rollout.micro_batch_size",
         "responses that are generated together",
     ),
+    Equivalent("env.dialogue", "environment_factory rollout_func agent_func_path", "a class with `reset` and `step`"),
+    Equivalent("env.dialogue.max_turns", "max_tool_calling_iterations", "the final answer is a turn, too"),
     Equivalent("alg.args.n_episodes", "generation_batch_size", "generated `env.n_envs` at a time"),
     Equivalent("alg.args.n_episodes", "rollout.batch_size", "responses, not prompts"),
     Equivalent("alg.args.minibatch_episodes", "steps_per_generation", "a number of episodes, not of steps"),
@@ -266,7 +268,7 @@ RL_KEYS = (
         "keeps all responses; each evaluation writes those of its prompts",
     ),
     Equivalent("alg.args.tensorboard_log", "tensorboard_dir"),
-    Equivalent("reward_fn", "remote_url agent_func_path", "`{id: http}` asks a server, `FILE.py:NAME` is a function"),
+    Equivalent("reward_fn", "remote_url", "`{id: http}` asks a server, `FILE.py:NAME` is a function"),
     Equivalent("datapool", "prompt_split eval.split", "`data_files` and other arguments of a pool give the splits"),
     Equivalent(
         "datapool", "input_key label_key", "`prompt_column`, `reference_column` and `meta_columns` name columns"
@@ -293,7 +295,6 @@ RL_KEYS = (
         "an evaluation writes one response to each prompt, and as many as the metrics `pass_at_k` and `maj_at_k` need",
     ),
     Equivalent("", "multi_objective_aggregation", "several rewards are added with their weights (`combine`)"),
-    Equivalent("", "max_tool_calling_iterations", "responses do not call tools"),
     Equivalent(
         "",
         "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",

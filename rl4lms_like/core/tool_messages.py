@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -76,7 +77,8 @@ def _with_written_calls(message: Message) -> Message:
         function = call.get("function", call)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            with suppress(ValueError, RecursionError):  # a text of another kind is written as a text
+                arguments = json.loads(arguments)
         written = json.dumps({"name": function["name"], "arguments": arguments}, ensure_ascii=False)
         texts.append(f"<tool_call>\n{written}\n</tool_call>")
     other_keys = {key: value for key, value in message.items() if key != "tool_calls"}

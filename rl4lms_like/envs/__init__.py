@@ -36,6 +36,7 @@ import gymnasium
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.registry import Entry, Registry, derived_from
 from rl4lms_like.system.secrets import with_values
+from rl4lms_like.system.wording import raised
 
 ENV_ID = "rl4lms_like/TextGen-v0"
 
@@ -66,9 +67,13 @@ class Environments(Registry):
             return super().resolve(id)
 
         # Whoever registered it with Gymnasium chose its code, as with this registry's `register`.
-        if isinstance(spec.entry_point, str):
+        if not isinstance(spec.entry_point, str):
+            return spec.entry_point
+        try:
             return gymnasium.envs.registration.load_env_creator(spec.entry_point)
-        return spec.entry_point
+        except Exception as error:  # importing a user's module runs the user's code
+            message = f"cannot import {spec.entry_point!r}, the environment {id!r} of Gymnasium: {raised(error)}"
+            raise ConfigError([ConfigIssue("", message)], f"the {self.kind} id") from error
 
     def signature(self, id: str) -> Callable[..., Any]:
         """Return the callable whose signature lists the `args` of the environment; see `Registry.signature`."""

@@ -68,6 +68,9 @@ class DialogueVecEnv(TextVecEnv):
         if issues := list(token_reward_issues(reward_fn)):
             raise ConfigError(issues, "the environment")
 
+        # Not with the first episodes: an environment that cannot be built is found before weights are loaded.
+        self.dialogues.build(n_envs)
+
     def reset(self) -> Any:
         """Start an episode in each environment, those of a group with the same sample and seed."""
         sampler = self.envs[0].sampler

@@ -13,7 +13,7 @@ is checked, and every exception that they raise is attributed: to the environmen
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,17 +25,12 @@ from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.turns import Answer, TurnTexts
+from rl4lms_like.envs import returned
 from rl4lms_like.envs.blocking_calls import StillRunning, outcomes
-from rl4lms_like.rewards.call import finite_number
 from rl4lms_like.system.errors import ConfigError, DialogueError
 from rl4lms_like.system.wording import beginning, excerpt, raised
 
 SPLITS = ("train", "val", "test")
-
-METRICS = "metrics"
-"""Key of an environment's `info` with numbers to average and log, by name."""
-TOOLS = "tools"
-"""Key of the `info` of `reset` with descriptions of functions, for the chat template."""
 
 
 def episode_seed(seed: int, split: str, *counters: int) -> int:
@@ -168,8 +163,7 @@ class Dialogues:
         Raises:
             DialogueError: an environment failed, or its first text is longer than `max_prompt_length`.
         """
-        while len(self._envs) < len(samples):
-            self._envs.append(self._new_env())
+        self.build(len(samples))
         envs = self._envs[: len(samples)]
 
         calls = []
@@ -182,12 +176,25 @@ class Dialogues:
             self.running.append(self._opened(env, sample, result))
         return self.running
 
+    def build(self, n: int) -> None:
+        """Build the environments of `n` episodes, unless there are as many already.
+
+        Raises:
+            ConfigError: the environment does not accept its arguments.
+            DialogueError: it could not be built.
+        """
+        while len(self._envs) < n:
+            self._envs.append(self._new_env())
+
     def _new_env(self) -> Any:
         """Build an environment."""
         name = self.settings.name
         try:
             env = self.settings.make_env()
-        except (ConfigError, KeyboardInterrupt):
+        except ConfigError as error:
+            issues = [issue.below("args" if issue.path else "").below("env.dialogue") for issue in error.issues]
+            raise ConfigError(issues) from error
+        except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise DialogueError(f"the environment {name!r} could not be built: {raised(error)}") from error
@@ -201,15 +208,16 @@ class Dialogues:
 
     def _opened(self, env: Any, sample: Sample, result: Any) -> Dialogue:
         """Return the episode that an environment has started."""
-        if not (isinstance(result, tuple) and len(result) == 2):
-            raise self._error(sample, f"reset returned {excerpt(result)}; expected (text or messages, info)")
-        first, info = result
-        self._check_text(sample, "reset", first)
-        metrics = self._metrics(sample, "reset", info)
-        tools = info.get(TOOLS)
+        try:
+            first, tools, metrics = returned.opened(result)
+        except returned.ReturnedError as error:
+            raise self._error(sample, f"reset {error}") from error
+        self._require_template(sample, "reset", first)
         if tools and self.settings.template is None:
             raise self._error(sample, "reset returned tools, which need tokenizer.chat_template")
-        opened = self.texts.opened(sample, copy.deepcopy(first), tools)
+
+        # Tools of the sample stay, for an environment that returns the messages of the sample.
+        opened = self.texts.opened(sample, copy.deepcopy(first), sample.tools if tools is None else tools)
 
         # A prompt that is cut would leave out what the environment has asked for.
         (prompt_ids,) = self.layout.encode_all([opened], max_length=NO_LIMIT)
@@ -257,24 +265,17 @@ class Dialogues:
         number = len(dialogue.turns) + 1
         sample = dialogue.sample
         where = f"step in turn {number}"
-        if not (isinstance(result, tuple) and len(result) == 5):
-            expected = "expected (text or messages, reward, terminated, truncated, info)"
-            raise self._error(sample, f"{where} returned {excerpt(result)}; {expected}")
-        answer, reward, terminated, truncated, info = result
-
-        value = finite_number(reward)
-        if value is None:
-            raise self._error(sample, f"{where} returned the reward {excerpt(reward)}; expected one finite number")
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if not isinstance(flag, bool | np.bool_):
-                raise self._error(sample, f"{where} returned {name}={excerpt(flag)}; expected True or False")
-        self._check_text(sample, where, answer)
-        dialogue.metrics |= self._metrics(sample, where, info)
+        try:
+            answer, reward, terminated, truncated, metrics = returned.answered(result)
+        except returned.ReturnedError as error:
+            raise self._error(sample, f"{where} {error}") from error
+        self._require_template(sample, where, answer)
 
         # A copy: an environment may return a list of messages that it goes on to extend.
-        dialogue.turns.append(Turn(text, len(ids), value, copy.deepcopy(answer)))
-        dialogue.terminated = bool(terminated)
-        dialogue.is_over = dialogue.terminated or bool(truncated) or number >= self.settings.max_turns
+        dialogue.metrics |= metrics
+        dialogue.turns.append(Turn(text, len(ids), reward, copy.deepcopy(answer)))
+        dialogue.terminated = terminated
+        dialogue.is_over = terminated or truncated or number >= self.settings.max_turns
         if dialogue.is_over:
             return []
         return self.texts.answer_ids(
@@ -302,35 +303,10 @@ class Dialogues:
             results.append(outcome.result)
         return results
 
-    def _check_text(self, sample: Sample, where: str, text: Any) -> None:
-        """Raise a `DialogueError` if an environment returned neither a text nor messages that can be rendered."""
-        if isinstance(text, str):
-            return
-        expected = "expected a text, or messages with role and content"
-        is_list = isinstance(text, list | tuple) and bool(text)
-        if not is_list or not all(map(_is_message, text)):
-            raise self._error(sample, f"{where} returned {excerpt(text)}; {expected}")
-        if self.settings.template is None:
+    def _require_template(self, sample: Sample, where: str, text: Answer) -> None:
+        """Raise a `DialogueError` if an environment returned messages, and no template renders them."""
+        if self.settings.template is None and not isinstance(text, str):
             raise self._error(sample, f"{where} returned messages, {excerpt(text)}; they need tokenizer.chat_template")
-        if text[-1]["role"] == "assistant":
-            message = "the last one must not be the assistant's, whose next message the policy writes"
-            raise self._error(sample, f"{where} returned messages, {excerpt(text)}; {message}")
-
-    def _metrics(self, sample: Sample, where: str, info: Any) -> dict[str, float]:
-        """Return the numbers that an environment reports in its `info`."""
-        if not isinstance(info, Mapping):
-            raise self._error(sample, f"{where} returned the info {excerpt(info)}; expected a mapping")
-        reported = info.get(METRICS) or {}
-        if not isinstance(reported, Mapping):
-            raise self._error(sample, f"{where} returned info[{METRICS!r}] {excerpt(reported)}; expected a mapping")
-        metrics = {}
-        for name, value in reported.items():
-            number = finite_number(value)
-            if number is None or not isinstance(name, str):
-                of = f"info[{METRICS!r}][{name!r}]"
-                raise self._error(sample, f"{where} returned {of} {excerpt(value)}; expected one finite number")
-            metrics[name] = number
-        return metrics
 
     def _error(self, sample: Sample, message: str) -> DialogueError:
         prompt = f" (prompt {beginning(sample.prompt_or_input_text)})" if sample.prompt_or_input_text else ""
@@ -350,11 +326,3 @@ class Dialogues:
         if errors:
             message = f"the environment {self.settings.name!r} could not be closed: {raised(errors[0])}"
             raise DialogueError(message) from errors[0]
-
-
-def _is_message(message: Any) -> bool:
-    """Return whether a value is a message; one that only calls tools has no content."""
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        return False
-    content = message.get("content")
-    return isinstance(content, str) or (content is None and "tool_calls" in message)

@@ -135,6 +135,11 @@ class ToolEnv(gymnasium.Env[Any, str]):
             schemas.append(schema)
         return schemas
 
+    @functools.cached_property
+    def event_loop(self) -> EventLoop:
+        """Event loop of the async methods, one for all: a client of a server stays with the loop of its first call."""
+        return EventLoop("tools")
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode.
 
@@ -165,12 +170,18 @@ class ToolEnv(gymnasium.Env[Any, str]):
             reward = float(self.reward(text.strip()))
             return "", reward, True, False, {"metrics": self._metrics()}
 
-        answers = self._answers(calls)
-        for answer in answers:
+        answers = []
+        for call, result in zip(calls, self._results(calls), strict=True):
+            # A name that is none of a tool is not repeated: templates write names as they are.
+            is_known = isinstance(call, ToolCall) and call.name in self.tools
+            name = call.name if isinstance(call, ToolCall) and is_known else "unknown"
+            answers.append({"role": "tool", "name": name, "content": _content(result)})
+
+            # Not told by the text of the answer: a tool may return a text that begins like an error.
             self._n_calls["calls"] += 1
-            self._n_calls["failed_calls"] += answer["content"].startswith(_ERROR)
-            if answer["name"] in self.tools:
-                self._n_calls[f"calls/{answer['name']}"] += 1
+            self._n_calls["failed_calls"] += isinstance(result, Exception)
+            if is_known:
+                self._n_calls[f"calls/{name}"] += 1
         return answers, 0.0, False, False, {"metrics": self._metrics()}
 
     def _metrics(self) -> dict[str, float]:
@@ -178,8 +189,8 @@ class ToolEnv(gymnasium.Env[Any, str]):
         names = ["calls", "failed_calls", *(f"calls/{name}" for name in self.tools)]
         return {name: float(self._n_calls[name]) for name in names}
 
-    def _answers(self, calls: Sequence[ToolCall | WrongCallError]) -> list[Message]:
-        """Return the answers to the calls, in their order."""
+    def _results(self, calls: Sequence[ToolCall | WrongCallError]) -> list[Any]:
+        """Return what the tools of the calls return, or the errors that are the answers, in their order."""
         results: list[Any] = []
         for call in calls:
             results.append(self._result(call))
@@ -187,18 +198,11 @@ class ToolEnv(gymnasium.Env[Any, str]):
         # Synchronous tools have run in order; the async ones, which wait for something, now wait at the same time.
         waiting = [index for index, result in enumerate(results) if inspect.isawaitable(result)]
         if waiting:
-            if not hasattr(self, "_event_loop"):
-                self._event_loop = EventLoop("tools")
             results_of = [functools.partial(_result_of, results[index], self.tool_errors) for index in waiting]
-            awaited = self._event_loop.run(gathered(results_of, at_once=len(waiting)))
+            awaited = self.event_loop.run(gathered(results_of, at_once=len(waiting)))
             for index, result in zip(waiting, awaited, strict=True):
                 results[index] = result
-
-        answers = []
-        for call, result in zip(calls, results, strict=True):
-            name = "unknown" if isinstance(call, WrongCallError) else call.name
-            answers.append({"role": "tool", "name": name, "content": _content(result)})
-        return answers
+        return results
 
     def _result(self, call: ToolCall | WrongCallError) -> Any:
         """Return what a tool returns (of an async one, what is to be awaited), or the error that is its answer."""
@@ -219,8 +223,7 @@ class ToolEnv(gymnasium.Env[Any, str]):
 
     def close(self) -> None:
         """End the thread of the event loop, if async tools have started it."""
-        if hasattr(self, "_event_loop"):
-            del self._event_loop
+        vars(self).pop("event_loop", None)
 
 
 class FunctionTools(ToolEnv):
@@ -299,19 +302,21 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 def _json(text: str) -> Any:
-    """Return the value of a JSON text; NaN and Infinity are none.
+    """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply to be read.
+        ValueError: it is no JSON, is nested too deeply to be read, or has a number that is NaN or infinite, or a text
+            that is no valid Unicode text.
     """
     try:
-        return json.loads(text, parse_constant=_refused_constant)
+        value = json.loads(text)
+
+        # Python also reads NaN, 1e999 as infinity, and the half of a character, "\ud800", which no tokenizer can
+        # encode.
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+        return value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-
-
-def _refused_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _call_of(value: Any, text: str) -> ToolCall:

@@ -15,7 +15,7 @@ from rl4lms_like.envs.dialogues import Dialogue, Dialogues
 
 @dataclass(frozen=True)
 class WrittenTurns:
-    """Writer of turns, which `play_dialogues` calls in place of `generate`.
+    """Writer of turns, which `play_dialogues` takes in place of a model.
 
     Args:
         dialogues: the episodes that are played.
@@ -27,7 +27,10 @@ class WrittenTurns:
     write: Callable[[Dialogue], str]
     end_token_id: int
 
-    def __call__(
+    def new_contexts(self) -> None:
+        """Return None: nothing is read by a model."""
+
+    def generate(
         self, prompt_ids: Tensor, prompt_mask: Tensor, *, max_new_tokens: int, **sampling: Any
     ) -> EpisodeBatch:
         """Return the next turn of each episode that is not over, after the contexts `[n, width]` with their mask."""

@@ -12,6 +12,7 @@ from typing import Any
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.dialogues import episode_seed
 from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.wording import raised
 
 N_EPISODES = 2000
 """Number of episodes that are played."""
@@ -37,23 +38,36 @@ def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: i
         env: environment with a method `player`.
         samples: samples of the episodes, one after the other, and again from the first one.
         max_turns: maximum number of turns of an episode.
-        seed: seed of the episodes.
+        seed: seed of the episodes, which are none of the splits `val` and `test`.
 
     Raises:
-        ModelError: the environment plays messages instead of texts.
+        ModelError: the environment plays messages instead of texts, or fails.
     """
     pairs = []
     for number in range(N_EPISODES):
         sample = samples[number % len(samples)]
-        # Not a seed of the run's training episodes, which are derived with other counters.
-        text, _ = env.reset(seed=episode_seed(seed, "train", 0, number), options={"sample": sample})
-        for _ in range(max_turns):
-            if not isinstance(text, str):
-                raise ModelError("tiny_model learns texts, and the environment plays messages; use another model")
-            turn = next_turn(env)
-            pairs.append((text, turn))
-            answer, _, terminated, truncated, _ = env.step(turn)
-            if terminated or truncated:
-                break
-            text = f"{text}{turn}{END}{answer}" if isinstance(answer, str) else answer
+        try:
+            pairs += _turns_of_episode(env, sample, max_turns, episode_seed(seed, "train", 0, number))
+        except (ModelError, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # of the user's code
+            name = type(getattr(env, "unwrapped", env)).__name__
+            message = f"the environment {name} with sample {sample.id!r} failed while its scripted player played"
+            raise ModelError(f"{message}: {raised(error)}") from error
+    return pairs
+
+
+def _turns_of_episode(env: Any, sample: Sample, max_turns: int, seed: int) -> list[tuple[str, str]]:
+    """Return the pairs of one episode."""
+    pairs = []
+    text, _ = env.reset(seed=seed, options={"sample": sample})
+    for _ in range(max_turns):
+        if not isinstance(text, str):
+            raise ModelError("tiny_model learns texts, and the environment plays messages; use another model")
+        turn = next_turn(env)
+        pairs.append((text, turn))
+        answer, _, terminated, truncated, _ = env.step(turn)
+        if terminated or truncated:
+            break
+        text = f"{text}{turn}{END}{answer}" if isinstance(answer, str) else answer
     return pairs

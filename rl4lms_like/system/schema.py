@@ -185,8 +185,10 @@ class Signature:
 
 def signature_of(target: Callable[..., Any], *, exclude: Collection[str] = ()) -> Signature:
     """Return the named arguments of `target` (function, class or dataclass), without those in `exclude`."""
+    # The cache would keep the object of a method alive, such as an environment with its client of a server.
+    of_object = inspect.ismethod(target) and not inspect.isclass(target.__self__)
     try:
-        parameters, hints, helps = _cached_words(target)
+        parameters, hints, helps = (_words if of_object else _cached_words)(target)
     except ValueError:  # some built-in types have no signature
         return Signature((), open=True)
     except TypeError:  # a target that cannot be hashed

@@ -10,18 +10,16 @@ because a group of episodes has one seed, and because a run that is resumed play
 from __future__ import annotations
 
 import copy
-import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.envs import ENVIRONMENTS
+from rl4lms_like.envs import ENVIRONMENTS, returned
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -40,7 +38,7 @@ class _Episode:
 
     first: Any
     turns: list[str] = field(default_factory=list)
-    answers: list[Any] = field(default_factory=list)  # (answer, reward, terminated, truncated, metrics) of each turn
+    answers: list[returned.Answered] = field(default_factory=list)
     has_ended: bool = False
 
 
@@ -91,7 +89,8 @@ def check_text_environment(
     )
     if own_samples and len({_prompt_of(sample) for sample in chosen}) > 1:
         checker.require_dependence_on_samples(env, chosen, players[-1])
-    checker.call("close", None, 0, env.close)
+    for made in (env, other):
+        checker.call("close", None, 0, made.close)
 
 
 def _unwrapped(env: Any) -> Any:
@@ -156,43 +155,27 @@ class _Checker:
         of_sample = f" with sample {sample.id!r}" if sample is not None else ""
         return f"{self.name}{of_sample}" + (f" in turn {turn}" if turn else "")
 
-    def reset(self, env: Any, sample: Sample, seed: int) -> tuple[Any, Any]:
-        """Return the checked result of `reset`."""
+    def reset(self, env: Any, sample: Sample, seed: int) -> Any:
+        """Return the first text, of a checked result of `reset`."""
         before = copy.deepcopy(sample)
         result = self.call("reset", sample, 0, lambda: env.reset(seed=seed, options={"sample": sample}))
         where = self.where(sample, 0)
         assert sample == before, f"{where}: reset changes the sample, which other episodes use"
-        assert isinstance(result, tuple) and len(result) == 2, (
-            f"{where}: reset returned {excerpt(result)}; expected (text, info)"
-        )
-        first, info = result
-        _check_text(first, f"{where}: reset")
+        try:
+            first, _, _ = returned.opened(result)
+        except returned.ReturnedError as error:
+            raise AssertionError(f"{where}: reset {error}") from error
         assert first, f"{where}: reset returned an empty text; the model would have nothing to continue"
-        assert isinstance(info, dict), f"{where}: reset returned the info {excerpt(info)}; expected a dict"
-        _check_tools(info.get("tools"), where)
-        return first, info
+        return first
 
-    def step(self, env: Any, sample: Sample, turn: int, text: str) -> tuple[Any, float, bool, bool, Any]:
-        """Return the checked result of `step`: answer, reward, terminated, truncated and metrics."""
+    def step(self, env: Any, sample: Sample, turn: int, text: str) -> returned.Answered:
+        """Return the checked result of `step`."""
         result = self.call(f"step({excerpt(text)})", sample, turn, lambda: env.step(text))
         where = f"{self.where(sample, turn)}: step({excerpt(text)})"
-        expected = "expected (text, reward, terminated, truncated, info)"
-        assert isinstance(result, tuple) and len(result) == 5, f"{where} returned {excerpt(result)}; {expected}"
-
-        answer, reward, terminated, truncated, info = result
-        _check_text(answer, where)
-        assert _is_finite(reward), f"{where} returned the reward {excerpt(reward)}; expected one finite number"
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            assert isinstance(flag, bool | np.bool_), f"{where} returned {name} {excerpt(flag)}; expected a bool"
-        assert isinstance(info, dict), f"{where} returned the info {excerpt(info)}; expected a dict"
-
-        metrics = info.get("metrics", {})
-        assert isinstance(metrics, dict), f"{where} returned the metrics {excerpt(metrics)}; expected name -> number"
-        for name, number in metrics.items():
-            assert isinstance(name, str) and _is_finite(number), (
-                f"{where} returned the metric {name!r} {excerpt(number)}; expected one finite number"
-            )
-        return answer, float(reward), bool(terminated), bool(truncated), metrics
+        try:
+            return returned.answered(result)
+        except returned.ReturnedError as error:
+            raise AssertionError(f"{where} {error}") from error
 
     def played(self, env: Any, sample: Sample, seed: int, player: str) -> _Episode:
         """Return an episode, whose turns are those of a player."""
@@ -201,8 +184,8 @@ class _Checker:
 
     def turns_of(self, env: Any, sample: Sample, seed: int, player: str) -> Iterator[_Episode]:
         """Yield the episode after `reset` and after each turn, so that episodes can be played in turn."""
-        first, _ = self.reset(env, sample, seed)
-        returned = [first]  # the objects themselves, to find those that are used again
+        first = self.reset(env, sample, seed)
+        shown = [first]  # the objects themselves, to find those that are used again
         episode = _Episode(copy.deepcopy(first))
         yield episode
 
@@ -215,17 +198,17 @@ class _Checker:
                 )
             else:
                 text = texts.choice(TURNS)
-            answer, *rest = self.step(env, sample, turn, text)
-            returned.append(answer)
+            answered = self.step(env, sample, turn, text)
+            shown.append(answered.answer)
             episode.turns.append(text)
-            episode.answers.append(copy.deepcopy((answer, *rest)))
-            episode.has_ended = rest[1] or rest[2]
+            episode.answers.append(copy.deepcopy(answered))
+            episode.has_ended = answered.terminated or answered.truncated
             if episode.has_ended:
                 break
             yield episode
 
-        copies = [episode.first, *(answer for answer, *_ in episode.answers)]
-        assert returned == copies, (
+        copies = [episode.first, *(answered.answer for answered in episode.answers)]
+        assert shown == copies, (
             f"{self.where(sample, 0)}: an answer was changed by a later step; return a new object each time"
         )
         yield episode
@@ -242,8 +225,8 @@ class _Checker:
             where = self.where(sample, turn)
             assert other_text == text, f"{where}: {what} has another turn of the player, {excerpt(other_text)}; {hint}"
             assert other_answer == answer, (
-                f"{where}: {what} has another answer to {excerpt(text)}: {excerpt(other_answer)} for "
-                f"{excerpt(answer)}; {hint}"
+                f"{where}: {what} has another answer to {excerpt(text)}: {excerpt(tuple(other_answer))} for "
+                f"{excerpt(tuple(answer))}; {hint}"
             )
         assert len(episode.answers) == len(other.answers), f"{where}: {what} has another length; {hint}"
 
@@ -266,37 +249,6 @@ class _Checker:
             f"{self.name}: episodes with one seed are equal for all {len(samples)} samples; read options['sample'] in "
             f"reset, or do not pass samples"
         )
-
-
-def _check_text(text: Any, where: str) -> None:
-    """Check that an answer is a text, or messages with `role` and `content`."""
-    if isinstance(text, str):
-        return
-    expected = "expected a text, or a list of messages with role and content"
-    assert isinstance(text, list | tuple), f"{where} returned {excerpt(text)}; {expected}"
-    for message in text:
-        is_message = isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-        assert is_message, f"{where} returned the message {excerpt(message)}; {expected}"
-        content = message["content"]
-        assert isinstance(content, str) or (content is None and message.get("tool_calls")), (
-            f"{where} returned the content {excerpt(content)}; expected a text"
-        )
-
-
-def _check_tools(tools: Any, where: str) -> None:
-    if tools is None:
-        return
-    assert isinstance(tools, list), f"{where}: the tools are {excerpt(tools)}; expected a list of JSON schemas"
-    for tool in tools:
-        function = tool.get("function") if isinstance(tool, dict) else None
-        assert isinstance(function, dict) and isinstance(function.get("name"), str), (
-            f"{where}: the tool {excerpt(tool)} has no function with a name; use transformers' get_json_schema"
-        )
-
-
-def _is_finite(number: Any) -> bool:
-    is_number = isinstance(number, Real | np.floating | np.integer) and not isinstance(number, bool | np.bool_)
-    return is_number and math.isfinite(number)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
 from rl4lms_like.rollouts.play_dialogues import play_dialogues
+from rl4lms_like.system.closing import closed_after
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, MetricError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
@@ -180,12 +181,10 @@ class Responder:
                     responses[start + row] = Response(texts[row], prompts[row], ids, dialogue.without_env())
             return responses
 
-        try:
-            responses: dict[int, Response] = {}
+        responses: dict[int, Response] = {}
+        with closed_after(dialogues.close):
             for responses_of_process in self.ranks.gather_from(of_this_process):
                 responses |= responses_of_process
-        finally:
-            dialogues.close()
         return [responses[i] for i in range(len(samples))]
 
     @property

@@ -32,7 +32,9 @@ QUICK = {
     r"n_eval: \d+": "n_eval: 4",
     r"n_envs: \d+": "n_envs: 4",
     r"eval_batch_size: \d+": "eval_batch_size: 4",
+    r"eval_episodes: \d+": "eval_episodes: 4",
     r"seeds: \d+": "seeds: 1",
+    r"\bsteps: \d+": "steps: 2",
     r"embedded/gpt2-films": "gpt2",
 }
 """Replacements that make every tutorial take seconds; `gpt2` is then a folder with a tiny model."""

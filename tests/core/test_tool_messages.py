@@ -140,3 +140,9 @@ def test_a_template_that_skips_results_is_an_error_and_one_without_system_messag
     template = ChatTemplate(chat_tokenizer(NO_SYSTEM), tools_in_system=True)
     with pytest.raises(ConfigError, match="no system role here"):
         template.with_rendered_prompt(Sample.of_messages("0", [QUESTION], tools=[ADD]))
+
+
+def test_arguments_that_are_no_json_are_written_as_a_text():
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": "3 and 4"}]}
+    (message,) = as_plain_messages([call], tools=None)
+    assert message["content"] == '<tool_call>\n{"name": "add", "arguments": "3 and 4"}\n</tool_call>'

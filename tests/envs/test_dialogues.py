@@ -74,7 +74,8 @@ FAULTS = {
     "reset returns nothing to read": (first(("", {})), "'0'.*: its first text is empty"),
     "reset returns too much": (first(("Count " * 20, {})), "'0'.*its first text has .* tokens, more than max_prompt_l"),
     "reset returns messages": (first(([{"role": "user", "content": "x"}], {})), "'0'.*need tokenizer.chat_template"),
-    "reset returns tools": (first(("a", {"tools": [{}]})), "'0'.*need tokenizer.chat_template"),
+    "reset returns tools": (first(("a", {"tools": [{"name": "f"}]})), "'0'.*need tokenizer.chat_template"),
+    "reset returns no tools": (first(("a", {"tools": {"f": 1}})), "'0'.*reset returned the tools {'f': 1}; expected"),
     "step raises": (lambda: Failing(2, ValueError("y")), "'0'.*'Count with me'.*step in turn 2 failed: ValueError: y"),
     "step returns four": (second("a", 0.0, True, {}), "'0'.*step in turn 2 returned .*; expected .text or messages, r"),
     "step returns None": (lambda: Scripted(OK, None), "'0'.*step in turn 2 returned None; expected"),
@@ -84,6 +85,7 @@ FAULTS = {
     "reward vector": (second("a", np.ones(2), False, False, {}), "'0'.*turn 2 returned the reward"),
     "answer bytes": (second(b"a", 0.0, False, False, {}), "'0'.*turn 2 returned b'a'; expected a text, or messages"),
     "answer None": (second(None, 0.0, False, False, {}), "'0'.*turn 2 returned None; expected a text"),
+    "half a character": (second("a\ud800", 0.0, False, False, {}), "'0'.*turn 2 returned .*is no valid Unicode text"),
     "terminated text": (second("a", 0.0, "no", False, {}), "'0'.*turn 2 returned terminated='no'; expected True or F"),
     "truncated None": (second("a", 0.0, False, None, {}), "'0'.*turn 2 returned truncated=None"),
     "info None": (second("a", 0.0, False, False, None), "'0'.*turn 2 returned the info None"),
@@ -156,6 +158,33 @@ def test_a_failing_close_is_named_and_the_others_are_closed(tiny_tokenizer):
     with pytest.raises(DialogueError, match="'guess' could not be closed: OSError: gone"):
         dialogues.close()
     assert len(closed) == 2
+
+
+def test_tools_of_the_sample_stay_unless_the_environment_returns_its_own():
+    tokenizer = chat_tokenizer()
+    tools = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
+
+    class Info(Scripted):
+        def __init__(self, info):
+            super().__init__(OK)
+            self.info = info
+
+        def reset(self, *, seed=None, options=None):
+            return options["sample"].messages, self.info
+
+    for info, expected in (({}, True), ({"tools": []}, False)):
+        settings = DialogueSettings(
+            "guess",
+            lambda info=info: Info(info),
+            max_turns=1,
+            max_turn_length=4,
+            max_episode_length=40,
+            template=ChatTemplate(tokenizer, tools_in_system=True),
+        )
+        dialogues = Dialogues(settings, TextLayout(tokenizer, 400, 40))
+        sample = Sample.of_messages("0", [{"role": "user", "content": "a"}], tools=tools)
+        (dialogue,) = dialogues.start([sample], [0])
+        assert ('"name": "look"' in dialogue.sample.rendered_prompt) == expected
 
 
 @pytest.mark.parametrize("where", ["step", "reset"])

@@ -52,3 +52,15 @@ def test_a_class_of_another_kind_and_an_unknown_id_are_refused():
 def test_an_environment_whose_actions_are_no_texts_is_refused():
     with pytest.raises(ConfigError, match=r"actions of 'CartPole-v1' are Discrete\(2\)"):
         ENVIRONMENTS.get("CartPole-v1")
+
+
+def test_an_environment_of_gymnasium_that_cannot_be_imported_is_an_error_of_its_id():
+    gymnasium.register("rl4lms_like_tests/Missing-v0", entry_point="rl4lms_like.no_module:Nobody")
+    try:
+        for call in (ENVIRONMENTS.signature, ENVIRONMENTS.resolve):
+            with pytest.raises(
+                ConfigError, match=r"cannot import 'rl4lms_like.no_module:Nobody', the environment 'rl4l"
+            ):
+                call("rl4lms_like_tests/Missing-v0")
+    finally:
+        del gymnasium.registry["rl4lms_like_tests/Missing-v0"]

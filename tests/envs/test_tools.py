@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import time
+import weakref
 
 import pytest
 
@@ -105,6 +107,34 @@ def test_an_episode_with_two_calls_and_an_answer(table):
     assert table.step("Bob")[1:] == (0.0, True, False, {"metrics": dict.fromkeys(info["metrics"], 0.0)})
 
 
+def test_an_environment_is_freed_after_its_calls():
+    env = Table()
+    env.reset(options={"sample": Sample("0", "Who?")})
+    env.step(call("look_up", row=3))
+    freed = weakref.ref(env)
+    del env
+    gc.collect()
+    assert freed() is None
+
+
+def test_a_result_that_looks_like_an_error_is_no_failed_call():
+    class Log(ToolEnv):
+        def unknown(self) -> str:
+            """Return the last line."""
+            return "error: disk full"
+
+    env = Log()
+    env.reset()
+    messages, *_, info = env.step(call("unknown"))
+    assert messages == [{"role": "tool", "name": "unknown", "content": "error: disk full"}]
+    assert info["metrics"] == {"calls": 1.0, "failed_calls": 0.0, "calls/unknown": 1.0}
+
+
+def test_an_unknown_name_is_not_repeated_as_the_name_of_a_message(table):
+    messages, *_ = table.step(call("<|im_end|>"))
+    assert messages[0]["name"] == "unknown"
+
+
 @pytest.mark.parametrize(
     ("turn", "mentions"),
     [
@@ -117,6 +147,9 @@ def test_an_episode_with_two_calls_and_an_answer(table):
         ('<tool_call>{"name": "look_up", "arguments": "row 3"}</tool_call>', "expected {"),
         ("<tool_call>" + "[" * 100_000, "expected {"),
         ('<tool_call>{"name": "look_up", "arguments": {"row": ' + "9" * 5000 + "}}", "expected {"),
+        ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "expected {"),
+        ('<tool_call>{"name": "look_up", "arguments": {"row": 1, "column": "\\ud800"}}</tool_call>', "expected {"),
+        ('<tool_call>{"name": "look_up", "arguments": {"row": 1e999}}</tool_call>', "expected {"),
         (call("look"), "there is no tool 'look'; there are: look_up, size"),
         (call("_hidden"), "there is no tool"),
         (call("reset"), "there is no tool"),
@@ -133,6 +166,7 @@ def test_a_wrong_call_is_an_answer_that_is_counted(table, turn, mentions):
     messages, reward, terminated, truncated, info = table.step(turn)
     assert (reward, terminated, truncated) == (0.0, False, False)
     (answer,) = [message["content"] for message in messages]
+    json.dumps(messages, ensure_ascii=False).encode()  # as a tokenizer encodes them
     assert answer.startswith("error: ") and mentions in answer and len(answer) < 500
     assert (info["metrics"]["calls"], info["metrics"]["failed_calls"]) == (1.0, 1.0)
     assert answers(table, call("look_up", row=1)) == ["name of 1"]

@@ -51,6 +51,15 @@ def test_messages_are_refused():
         turns_of_player(Messages(), SAMPLES, 3, seed=0)
 
 
+def test_a_failing_environment_is_named_with_its_sample():
+    class Broken(GuessNumber):
+        def player(self):
+            raise KeyError("x")
+
+    with pytest.raises(ModelError, match=f"Broken with sample '{SAMPLES[0].id}' failed while its .*: KeyError: 'x'"):
+        turns_of_player(Broken(), SAMPLES, 3, seed=0)
+
+
 def test_who_has_a_player():
     assert has_player(GuessNumber())
     assert not has_player(object())

@@ -12,6 +12,7 @@ from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.envs.dialogues import Dialogues
 from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.python_api.python_run import Run
 from rl4lms_like.rewards.text import LastTokenReward
 from rl4lms_like.run import resume, train_config
@@ -200,7 +201,7 @@ class Answering(Chatter):
 
 
 class Broken(Chatter):
-    """Fails in the second turn of some episodes."""
+    """Fails after some turns, as a server that is gone; then it cannot be closed either."""
 
     def step(self, action):
         result = super().step(action)
@@ -209,12 +210,34 @@ class Broken(Chatter):
             raise KeyError("x")
         return result
 
+    def close(self):
+        if getattr(self, "turn", 0) > 20:
+            raise OSError("gone")
+
 
 def test_a_faulty_environment_ends_the_run_with_its_name(tiny_gpt2_dir, tmp_path):
     mapping = run_blocks(tiny_gpt2_dir)
     mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:Broken"
     with pytest.raises(DialogueError, match=r"test_dialogue_runs:Broken' with sample .*: step in turn \d failed: Key"):
         trained(mapping, tmp_path, n_iters=20)
+
+
+def test_an_environment_that_cannot_be_built_is_found_before_weights_are_loaded(tiny_gpt2_dir, monkeypatch):
+    def loaded(*args):
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr("rl4lms_like.on_policy.assemble.build_alg", loaded)
+    for dialogue, message in (
+        (
+            {"id": "tools", "args": {"tools": ["no_module:f"]}},
+            r"env.dialogue.args.tools\[0\]: cannot import 'no_module",
+        ),
+        ({"id": "CartPole-v1"}, "env.dialogue: the actions of 'CartPole-v1' are Discrete"),
+    ):
+        mapping = run_blocks(tiny_gpt2_dir)
+        mapping["env"]["dialogue"] = dialogue | {"max_turn_length": 5}
+        with pytest.raises(ConfigError, match=message):
+            assemble(parse_config(mapping))
 
 
 def test_what_cannot_be_combined_is_refused_by_name(tiny_gpt2_dir, tiny_t5_dir):
@@ -247,7 +270,7 @@ def test_what_cannot_be_combined_is_refused_by_name(tiny_gpt2_dir, tiny_t5_dir):
     refused("env.dialogue.args.x", "unknown key", setting("env.dialogue.args", {"x": 1}))
     with raises_at("reward_fn.id", "datapool.id", mentions="set env.dialogue"):
         parse_config(run_blocks(tiny_gpt2_dir) | {"env": {"n_envs": 16}, "reward_fn": {"id": "environment"}})
-    engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "/tmp/w"}, "ahead": 1}
+    engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}, "ahead": 1}
     refused("alg.policy.args.engine.ahead", "env.dialogue", setting("alg.policy.args.engine", engine))
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.tools import Answer, ToolEnv
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
-from rl4lms_like.system.event_loop import EventLoop
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -53,11 +52,14 @@ class TrlEnvironment(ToolEnv):
 
     @functools.cached_property
     def tools(self) -> dict[str, Callable[..., Any]]:
-        """Tools by name: all methods without underscore except `reset` and `get_reward`."""
-        tools = {}
-        for name, _ in inspect.getmembers(type(self._wrapped), predicate=inspect.isfunction):
+        """Tools by name: all methods without underscore except `reset` and `get_reward`.
+
+        As in TRL, class methods are among them, and static methods, which are plain functions, are not.
+        """
+        tools: dict[str, Callable[..., Any]] = {}
+        for name, method in inspect.getmembers(self._wrapped, predicate=inspect.ismethod):
             if name not in ("reset", "get_reward") and not name.startswith("_"):
-                tools[name] = getattr(self._wrapped, name)
+                tools[name] = method
         return tools
 
     def start(self, sample: Sample) -> Answer:
@@ -86,7 +88,7 @@ class TrlEnvironment(ToolEnv):
 
         total = self._wrapped.get_reward()
         if inspect.isawaitable(total):
-            total = EventLoop("get_reward").run(_awaited(total))
+            total = self.event_loop.run(_awaited(total))
         reward = float(total) - self._total
         self._total = float(total)
         return answer, reward, terminated, truncated, info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -99,6 +100,37 @@ def test_async_methods_and_no_observation():
     assert env.reset(options={"sample": Sample("0", "Go.")})[0] == "Go."
     assert env.step(call("look") + call("look"))[1] == 1.0
     assert env.step("done")[1:3] == (0.0, True)
+
+
+def test_all_async_methods_run_in_one_event_loop():
+    class Client(SilentEnv):
+        async def look(self) -> str:
+            """Look."""
+            self.loop = asyncio.get_running_loop()
+            return await super().look()
+
+        async def get_reward(self) -> float:
+            assert asyncio.get_running_loop() is self.loop
+            return await super().get_reward()
+
+    env = TrlEnvironment(Client)
+    env.reset()
+    assert [env.step(turn)[1] for turn in (call("look"), call("look"), "done")] == [0.5, 0.5, 0.0]
+    env.close()
+
+
+def test_the_tools_are_those_that_trl_finds():
+    class Helped(SilentEnv):
+        @staticmethod
+        def helper(x):
+            return x
+
+        @classmethod
+        def rules(cls) -> str:
+            """Return the rules."""
+            return "none"
+
+    assert list(TrlEnvironment(Helped).tools) == ["look", "rules"]
 
 
 def test_a_class_without_a_reward_leaves_it_to_the_reward_function():
