@@ -410,8 +410,9 @@ def test_in_one_process_too(whole, tmp_path, tiny_gpt2_dir):
     """As in a notebook, whose user asks the same trainer again."""
     from rl4lms_like.on_policy.assemble import assemble
     from rl4lms_like.tracking.base import Tracker
+    from rl4lms_like.training.resuming.resume import as_started
 
-    config = parse_config(short("causal", tiny_gpt2_dir, "ppo"))
+    config = as_started(parse_config(short("causal", tiny_gpt2_dir, "ppo")), "2026-01-01")
     run = assemble(config)
     with Tracker(tmp_path, config.to_dict(), "rl4lm_exps", "run", quiet=True) as tracker:
         made = trainer.OnPolicyTrainer(run, tracker)
