@@ -245,7 +245,7 @@ def test_what_cannot_be_combined_is_refused_by_name(tiny_gpt2_dir, tiny_t5_dir):
     refused("env.dialogue.args.x", "unknown key", setting("env.dialogue.args", {"x": 1}))
     with raises_at("reward_fn.id", "datapool.id", mentions="set env.dialogue"):
         parse_config(run_blocks(tiny_gpt2_dir) | {"env": {"n_envs": 16}, "reward_fn": {"id": "environment"}})
-    engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "/tmp/w"}, "ahead": 1}
+    engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}, "ahead": 1}
     refused("alg.policy.args.engine.ahead", "env.dialogue", setting("alg.policy.args.engine", engine))
 
 
