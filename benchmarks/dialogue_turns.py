@@ -181,9 +181,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for system, row in results[name]["summary"].items():
             times = [f"{row[f'{part}_s']:.2f}" for part in PARTS]
             table.add_row(name, system, *times, *(f"{row[f'{part}_ratio']:.2f}" for part in PARTS))
+        if not options.quick:
+            write(RESULTS / "dialogue_turns.json", options, {"sizes": results})
     Console(width=120).print(table)
-    if not options.quick:
-        write(RESULTS / "dialogue_turns.json", options, {"sizes": results})
 
 
 if __name__ == "__main__":
