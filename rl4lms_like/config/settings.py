@@ -176,11 +176,13 @@ def speedups_without_effect(config: RunConfig, network: PretrainedConfig) -> lis
     if set(chosen) == set(no_speedups()):
         return []
 
-    device = get_device(config.alg.args.get("device") or config.device)
+    device = config.alg.args.get("device") or config.device
+    if device_issues(device):  # reported on its own
+        return []
     reasons = reasons_without_effect(
         arguments,
         network,
-        is_on_processor=device.type == "cpu",
+        is_on_processor=get_device(device).type == "cpu",
         is_sharded=config.distributed.strategy == "fsdp",
     )
     notices = []

@@ -8,6 +8,7 @@ shuffled        2 0 1 | 0 2 1 | ... each pass over the samples in another random
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -241,7 +242,8 @@ class DifficultySampler(PromptSampler):
             "too_hard": too_hard,
             "useful": useful,
             "too_easy": too_easy,
-            "success_rate": float(np.mean(list(self._rates.values()))),
+            # An exact sum: the order of the rates is another one after resuming.
+            "success_rate": math.fsum(self._rates.values()) / len(self._rates),
         }
 
     def state_dict(self) -> dict[str, Any]:

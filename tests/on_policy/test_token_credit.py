@@ -145,7 +145,7 @@ def test_the_numbers_are_those_of_the_definitions(config, normalize):
         sides |= set(episode["clipped"])
     expected = (np.array(raw) - np.mean(raw)) / (np.std(raw, ddof=1) + 1e-8) if normalize else raw
     np.testing.assert_allclose(recorded, expected, atol=1e-4, rtol=1e-4)
-    assert sides == {-1, 0, 1}
+    assert {-1, 1} <= sides
 
 
 def test_the_penalty_is_that_of_the_rollouts_coefficient_though_the_controller_has_gone_on(config):

@@ -176,7 +176,7 @@ def test_the_reference_is_the_model_at_the_start_of_the_stage(first_stage, tmp_p
     before = json.loads((folder / "val_split_metrics.jsonl").read_text().splitlines()[0])["metrics"]
     assert before["preference/loss"] == pytest.approx(math.log(2), abs=1e-6)
     folder = run(config_of("grpo", "causal", first_stage, tmp_path, peft=PEFT), tmp_path, "grpo")
-    assert json.loads((folder / "rollout_info.jsonl").read_text().splitlines()[0])["rollout_info/kl_div_mean"] == 0
+    assert json.loads((folder / "rollout_info.jsonl").read_text().splitlines()[0])["rollout_info/kl_div_mean"] < 1e-6
 
 
 @pytest.mark.parametrize("stage", ["supervised", "dpo"])
