@@ -106,4 +106,4 @@ def test_grpo_learns_increasing_numbers(tmp_path):
         built.learn_iteration(len(rewards), 25)
         rewards.append(built.logger.name_to_value["rollout_info/ep_rew"])
         assert built.logger.name_to_value["train/ratio_gap"] < 1e-5
-    assert rewards[0] < 0.4 and rewards[-1] > 0.65, rewards
+    assert rewards[0] < 0.45 and rewards[-1] > 0.65, rewards
