@@ -129,7 +129,13 @@ def test_it_scores_the_ids_that_were_generated(mapping, trainer_of, monkeypatch)
 def test_workers_and_environments_of_other_kinds_report_the_same(mapping, tmp_path, kind):
     # Environments that are stepped need responses of full length.
     env = mapping["env"] | {"args": mapping["env"]["args"] | {"terminate_on_eos": False}}
-    plain = trained(mapping | {"env": env}, tmp_path / "plain")
+
+    # They draw other prompts. transformers samples the same tokens after them all the same, from probabilities that are
+    # almost equal; the cumulated ones of the decode loop differ more.
+    policy = mapping["alg"]["policy"]
+    policy = policy | {"args": policy["args"] | {"speedups": {"fast_decoding": False}}}
+    mapping = mapping | {"env": env, "alg": mapping["alg"] | {"policy": policy}}
+    plain = trained(mapping, tmp_path / "plain")
     other = trained(mapping | {"env": env | kind}, tmp_path / "other")
     assert metrics_of(other) == metrics_of(plain)
 

@@ -33,7 +33,7 @@ IN_BOTH_UNITS = {
     "a2c": ({}, None),
     "trpo": ({"n_critic_updates": 2, "cg_max_steps": 2}, 3),
     "grpo": ({"group_size": 2, "n_epochs": 2}, 2),
-    "dapo": ({"group_size": 2, "dynamic_sampling": 2, "overlong_buffer": None}, 4),
+    "dapo": ({"group_size": 2, "dynamic_sampling": 3, "overlong_buffer": None, "n_epochs": 1}, 2),
     "online_dpo": ({"group_size": 4}, 4),
 }
 """Algorithm -> arguments, and episodes of a minibatch; a rollout has 8 episodes."""
