@@ -98,6 +98,7 @@ NOT_AUDITED = {
     "common_gen_preference_model": "depends on the model; its METEOR is that of `meteor`",
     "python": "depends on the function",
     "object": "depends on the object",
+    "environment": "depends on the environment",
     "process_reward": "depends on the model",
     "step_function": "depends on the function",
     "http": "depends on the server",

@@ -23,7 +23,6 @@ LISTS = ("rewards", "advantages", "returns", "values", "probs", "ratios")
 def run(tiny_gpt2_dir, tmp_path_factory):
     mapping = run_blocks(tiny_gpt2_dir)
     mapping["train_evaluation"] |= {"save_rollouts": True, "n_credit_episodes": 4}
-    mapping["alg"]["policy"]["args"]["speedups"] = {"sampler_log_probs": False}
     return trained(mapping, tmp_path_factory.mktemp("dialogues"))
 
 

@@ -352,7 +352,6 @@ class OutOfOrder(gymnasium.Env):
 
 def test_the_run_doctor_reports_a_broken_environment(tiny_gpt2_dir, tmp_path):
     mapping = run_blocks(tiny_gpt2_dir, n_steps=16)
-    mapping["alg"]["policy"]["args"]["speedups"] = {"sampler_log_probs": False}
     mapping["env"]["args"]["max_episode_length"] = 80
     mapping["env"]["dialogue"]["id"] = "tests.training.test_dialogue_runs:OutOfOrder"
     mapping["doctor"] = {"patience": 2, "window": 2}

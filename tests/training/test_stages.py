@@ -132,9 +132,8 @@ def test_the_best_model_and_checkpoints_of_rl_load_plainly(critic, first_stage, 
     mapping["train_evaluation"]["keep_best"] = {"metric": "test/scripted", "mode": "max"}
     mapping["train_evaluation"] |= {"n_iters": 2, "eval_every": 1, "save_every": 1}
     folder = run(mapping, tmp_path, "second")
-    assert json.loads((folder / "rollout_info.jsonl").read_text().splitlines()[0])[
-        "rollout_info/kl_div_mean"
-    ] == pytest.approx(0, abs=1e-6)
+    first = json.loads((folder / "rollout_info.jsonl").read_text().splitlines()[0])
+    assert first["rollout_info/kl_div_mean"] == pytest.approx(0, abs=1e-6)
     saved = [folder / "model", folder / "best", *sorted((folder / "checkpoints").glob("iteration_*"))]
     assert len(saved) == 4
     for path in saved:
