@@ -31,6 +31,8 @@ IDS.remove("opd")  # needs a teacher: `test_opd`
 assert IDS[-1] == "online_dpo", "has no importance weights and no clipping"
 SHAPED = {"do_sample": True, "top_k": 0, "temperature": 0.7}
 STEPS_OF_TRANSFORMERS = {"speedups": {"fast_decoding": False}}
+OTHER_LOG_PROBS = {"speedups": {"sampler_log_probs": False}}
+"""For tests that change the log-probs of a rollout, which the first ratio would reveal."""
 FIRE = {"first_token_temperature": 10.0, "importance_correction": "tis"}
 
 
@@ -108,7 +110,7 @@ def test_pairs_stay_together(tiny_gpt2_dir, tiny_tokenizer):
     """In micro-batches, and in minibatches that are smaller than a group."""
     built = build(
         observing(OnlineDPO), tiny_gpt2_dir, tiny_tokenizer, n_envs=16, length=40, n_steps=20, group_size=2,
-        reward=Binary(), kl_controller=penalty(OnlineDPO), ent_coef=0.01,
+        reward=Binary(), kl_controller=penalty(OnlineDPO), ent_coef=0.01, policy_kwargs=OTHER_LOG_PROBS,
     )  # fmt: skip
     built.learn_iteration(0, 1)
     buffer, n_pairs = built.rollout_buffer, built.logger.name_to_value["train/pairs"]
@@ -150,7 +152,10 @@ def test_without_pairs_there_is_no_step(tiny_gpt2_dir, tiny_tokenizer):
 
 
 def test_the_clip_fraction_of_a_sequence_is_that_of_its_own_ratio(tiny_gpt2_dir, tiny_tokenizer):
-    built = build(observing(GSPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range=0.2, clip_range_high=0.2)
+    built = build(
+        observing(GSPO), tiny_gpt2_dir, tiny_tokenizer, batch_size=None, clip_range=0.2, clip_range_high=0.2,
+        policy_kwargs=OTHER_LOG_PROBS,
+    )  # fmt: skip
     built.learn_iteration(0, 1)
     buffer = built.rollout_buffer
     signs = torch.ones(buffer.n_tokens)

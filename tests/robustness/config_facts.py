@@ -76,6 +76,16 @@ def number(value: Any) -> float:
     return float(str(value).replace("_", "")) if isinstance(value, str) else float(value)
 
 
+SPEEDUPS = dict.fromkeys(
+    (
+        *("keep_freed_memory", "fused_activations", "onednn", "grouped_attention"),
+        *("merged_adapters", "sampler_log_probs", "fast_decoding"),
+    ),
+    True,
+)
+"""The block `alg.policy.args.speedups` of a new run."""
+
+
 def same(asked: Any, got: Any) -> bool:
     """Whether two values of a config mean the same: numbers may be written as text, nothing under a key as null."""
     if isinstance(got, bool):
@@ -122,6 +132,10 @@ def _usual(asked: Mapping[str, Any], usual: Any, key: Any) -> Any:
         return "fixed" if asked.get("target_kl") is None else "adaptive"
     if key in ("placement", "estimator"):
         return {"placement": "reward", "estimator": "k1"}[key]  # of algorithms with a critic
+    if key == "speedups":
+        return SPEEDUPS  # a new run stores all of them
+    if key in SPEEDUPS:
+        return True
     return usual.get(key, MISSING) if isinstance(usual, Mapping) else MISSING
 
 
