@@ -195,8 +195,11 @@ class EpisodeReader(ABC):
         assert episodes.allowed is None
         if self.head_scale is None:
             return self.scores(episodes, logits_budget=logits_budget).log_prob
+
+        # The head after the pass, which gathers split weights.
+        states = self.states(episodes)
         head = current_head(self.model, self.head_scale)
-        return token_log_probs(self.states(episodes), head, episodes.actions, logits_budget=logits_budget)
+        return token_log_probs(states, head, episodes.actions, logits_budget=logits_budget)
 
     def action_logits(self, episodes: EpisodeBatch) -> Tensor:
         """Return the logits `[n_tokens, vocab]` that `scores` uses, float32, twice differentiable."""
