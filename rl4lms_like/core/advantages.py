@@ -271,7 +271,7 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: float) -> Tensor:
     """Return DAPO's soft penalty of long responses `[n]`, from 0 to -1 (arXiv 2503.14476, eq. 13).
 
     Args:
-        lengths: `[n]`, number of actions of each episode.
+        lengths: `[n]`, number of tokens of each response, with those of the environment.
         max_length: longest possible response.
         buffer: number of tokens below `max_length` over which the penalty grows.
 

@@ -239,6 +239,10 @@ class Enumeration:
         if collector.options.dynamic_sampling is not None:
             collector.options = replace(collector.options, dynamic_sampling=1)
 
+        # Log-probs of the sampling are kept where it has another distribution, as for a `temperature` of the policy.
+        if any(temperature != 1.0 for temperature in temperatures):
+            collector.options = replace(collector.options, record_log_prob=True)
+
         # The only two replacements: batches come from the enumeration, and gradients are stored instead of applied.
         self.policy: Any = self.algorithm.policy
         self.policy.optimizer = Recorder(self.policy.optimizer.param_groups)

@@ -200,12 +200,12 @@ def test_micro_batches_never_change_the_gradient_and_the_first_ratio_is_one(
 
 
 @pytest.mark.parametrize(
-    ("placement", "estimator", "top_k"), [("advantage", "k1", None), ("loss", "top_k", 200), ("loss", "full", None)]
+    ("placement", "estimator", "top_k"), [("advantage", "k1", None), ("loss", "top_k", 300), ("loss", "full", None)]
 )
 def test_the_kl_to_a_trained_teacher_falls_by_half(
     placement, estimator, top_k, family, model_dir, teacher, tiny_tokenizer
 ):
-    """Of the 320 tokens of the untrained policy, 64 have too little probability for a quick test."""
+    """Of the 320 tokens of the untrained policy, 64 have too little probability for a quick test, 200 on some seeds."""
     built = build(
         OPD, model_dir, tiny_tokenizer, family, n_envs=32, n_steps=1, length=5, batch_size=80, learning_rate=1e-2,
         kl_controller=FixedKLController(1.0, placement=placement, estimator=estimator, top_k=top_k),

@@ -390,7 +390,7 @@ BIASES = {
     "gmpo": (GMPO, GROUP, SIZE, 0.140),
     "cpgd": (CPGD, GROUP, SIZE, 0.109),
     "cispo": (CISPO, GROUP, SIZE, 0.201),
-    "dapo": (DAPO, GROUP, SIZE, 0.201),
+    "dapo": (DAPO, GROUP, {"overlong_buffer": None, **SIZE}, 0.201),
     "opo": (OPO, GROUP, SIZE, 0.223),
     "opo, constant divisor": (OPO, GROUP, {"loss_aggregation": "seq_mean_token_sum_norm", **SIZE}, 0.115),
     "maxrl": (MaxRL, {"reward": succeeds, **GROUP}, SIZE, 0.0),
@@ -458,10 +458,12 @@ SCALED = {
     ),
     "rate": lambda rewards, lengths: rewards / rewards.mean(1, keepdim=True).clamp_min(1e-9) - rewards.amax(1, True),
     "overlong": lambda rewards, lengths: SCALED["group"](
-        rewards - ((lengths - LENGTH) / (0.9 * LENGTH) + 1).clamp_min(0), lengths
+        # The limit is one of the text, with the observed token that follows the first one unless it is the last.
+        rewards - ((lengths + (lengths > 1) - LENGTH) / (0.9 * LENGTH) + 1).clamp_min(0),
+        lengths,
     ),
 }
-"""Advantages `[n_groups, 2]` from the rewards and the lengths of groups of two."""
+"""Advantages `[n_groups, 2]` from the rewards and the numbers of actions of groups of two."""
 
 
 def mean_ratio(log_ratio, advantages):
