@@ -22,6 +22,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,6 +30,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer
+
+from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.system.errors import ModelError
 
 BLOCK = 256
 """Number of tokens whose probabilities are summed in the first level of the sampling."""
@@ -50,6 +54,18 @@ class Decoded(NamedTuple):
     response_ids: Tensor
     log_prob: Tensor
     entropy: Tensor | None = None
+
+    def recorded(self, episodes: EpisodeBatch) -> EpisodeBatch:
+        """Return the episodes with the log-probs of their actions, and their entropies if these are recorded.
+
+        Raises:
+            ModelError: log-probs are not finite; NaN in the weights makes all of them NaN.
+        """
+        log_prob = self.log_prob[episodes.response_mask]  # [n_tokens]
+        if not bool(log_prob.isfinite().all()):
+            raise ModelError("the policy has diverged: its token probabilities are invalid (NaN or infinite)")
+        entropy = None if self.entropy is None else self.entropy[episodes.response_mask]
+        return replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
 
 
 class RowState(Protocol):

@@ -38,7 +38,6 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
-from transformers.cache_utils import DynamicLayer
 
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids, response_mask_until_end
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
@@ -46,7 +45,7 @@ from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
-from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState
+from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
 from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
@@ -341,11 +340,8 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
         `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
         model's cache is of another kind.
     """
-    # A sliding window drops tokens, and a recurrent state cannot be cut back by a token. Prompts of a single token have
-    # nothing to share.
-    if ids.shape[1] == 1:
-        return None
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
+    # Prompts of a single token have nothing to share, and only keys and values can be cut back by a token.
+    if ids.shape[1] == 1 or not keeps_all_keys(model):
         return None
 
     # With the mask: the id of padding may also be that of a real token. `rows`: each prompt's row in `unique`, [n].
@@ -561,7 +557,7 @@ class TextGenerator(GenerationEngine):
         # cache (beams reorder it).
         recorder = None
         if self.uses_decode_loop and decodes_with_loop(arguments):
-            # transformers' processor of this penalty knows the padding of each row.
+            # transformers' processor of this penalty has a state of each row, the length of its padding.
             penalises_repetition = arguments.get("repetition_penalty") not in (None, 1)
             arguments["custom_generate"] = DecodeLoop(
                 mask,
@@ -599,15 +595,10 @@ class TextGenerator(GenerationEngine):
             )
         episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
 
-        # The loop knows the log-probs of all tokens anyway. NaN in the weights makes all of them NaN.
+        # The loop returns log-probs in any case, and they are checked in any case.
         if isinstance(generated, Decoded):
-            log_prob = generated.log_prob[response_mask]  # [n_tokens]
-            if not bool(log_prob.isfinite().all()):
-                raise ModelError("the policy has diverged: its token probabilities are invalid (NaN or infinite)")
-            entropy = None if generated.entropy is None else generated.entropy[response_mask]
-            if record_log_prob:
-                episodes = replace(episodes, behavior_log_prob=log_prob, behavior_entropy=entropy)
-            return episodes
+            recorded = generated.recorded(episodes)
+            return recorded if record_log_prob else episodes
         return episodes if recorder is None else recorder.recorded(episodes)
 
     def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:

@@ -53,6 +53,7 @@ PER_BATCH = {
     "envs/vec_env.py _final_states": 2,
     "policies/decoding.py __call__": 1,  # whether all responses have ended, every eighth token
     "policies/decoding.py read_texts": 2,
+    "policies/decoding.py recorded": 3,
     "policies/generation.py _episodes": 3,
     "policies/generation.py generate": 3,
     "policies/generation.py shared_prompt_cache": 1,
