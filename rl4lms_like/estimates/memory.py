@@ -222,7 +222,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     n_reference = _reference(policy) if has_reference else 0
     reference_bytes = int(bytes_per_weight * n_reference)
     if has_reference and arguments.reference_dtype == "bfloat16":
-        reference_bytes = _reference_in_bfloat16(policy)
+        reference_bytes = _reference_in_bfloat16(policy, n_reference)
     role = "reference" if arguments.teacher_model is None else "teacher"
 
     # Of maskable policies. `topk` masks need no mask model, only the masks themselves.
@@ -503,13 +503,18 @@ def _reference(policy: NetworkShapes) -> int:
     return policy.parameters if arguments.peft is None else 0
 
 
-def _reference_in_bfloat16(policy: NetworkShapes) -> int:
-    """Return the bytes of the reference with linear layers in bfloat16."""
-    # With adapters it shares the rest of the base, but these layers are its own.
+def _reference_in_bfloat16(policy: NetworkShapes, n_reference: int) -> int:
+    """Return the bytes of the reference with linear layers in bfloat16.
+
+    Args:
+        policy: shapes of the policy.
+        n_reference: see `_reference`.
+    """
+    # With adapters it shares the rest of the base, but its linear layers are copies.
     arguments = policy.arguments
     whole = replace(arguments, peft=None)
     network = NetworkShapes(str(arguments.kl_model or arguments.model_name), whole, causal=policy.causal)
-    n_others = _reference(policy) - network.linear if _reference(policy) else 0
+    n_others = max(n_reference - network.linear, 0)
     return HALF * network.linear + FLOAT * n_others
 
 

@@ -523,14 +523,18 @@ class LMActorCriticPolicy(BasePolicy):
     def uses_sampler_log_probs(self) -> bool:
         """True if the log-probs of plain sampling replace the policy's pass over a rollout; see `score_sampled`."""
         arguments = self.arguments
+        if not (arguments.used_speedups.sampler_log_probs and arguments.samples_policy):
+            return False
 
-        # A shared critic reads the states of this pass. A user's subclass may compute another distribution than the
-        # one that is sampled, and a maskable policy samples from a part of the vocabulary.
-        is_needed = self.has_critic and self.value_reader is None
-        computed = ("evaluate_actions", "action_scores", "score", "generate", "_read")
-        is_own = all(getattr(type(self), name) is getattr(LMActorCriticPolicy, name) for name in computed)
-        is_own = is_own and type(self.generator) is TextGenerator
-        return arguments.used_speedups.sampler_log_probs and arguments.samples_policy and is_own and not is_needed
+        # A shared critic reads the states of this pass.
+        if self.has_critic and self.value_reader is None:
+            return False
+
+        # A user's subclass may compute another distribution than the one that is sampled, and a maskable policy samples
+        # from a part of the vocabulary.
+        computing = ("evaluate_actions", "action_scores", "score", "generate", "_read")
+        is_overridden = any(getattr(type(self), name) is not getattr(LMActorCriticPolicy, name) for name in computing)
+        return not is_overridden and type(self.generator) is TextGenerator
 
     # --- scoring ------------------------------------------------------------------------------------------------
 

@@ -4,11 +4,14 @@
     onednn              linear layers by `core.products.linear`
     grouped_attention   keys and values of grouped-query attention without a copy for each head
 
-Layers are changed in place and keep their names and weights, so that checkpoints stay as they are.
+Layers are changed in place and keep their names and weights, so that checkpoints stay as they are. What holds for
+some passes only replaces their `forward` for as long (`replaced_forwards`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -120,6 +123,25 @@ def use_onednn(model: nn.Module) -> None:
         faster_class = ONEDNN_CLASSES.get(type(layer))
         if faster_class is not None:
             layer.__class__ = faster_class
+
+
+@contextmanager
+def replaced_forwards(forwards: Mapping[Any, Callable[..., Tensor]]) -> Iterator[None]:
+    """Compute the output of layers by these functions within the block; a block may be within another one.
+
+    A function is an attribute of its layer, which takes precedence over the method of the class. It exists only within
+    the block, so that copies and files of the model are those of its classes.
+    """
+    before = {layer: vars(layer).get("forward") for layer in forwards}
+    for layer, forward in forwards.items():
+        layer.forward = forward
+    try:
+        yield
+    finally:
+        for layer, forward in before.items():
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 IS_GROUPED = "attends_in_groups"

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from rl4lms_like.policies.faster_layers import ONEDNN_CLASSES
+from rl4lms_like.policies.faster_layers import ONEDNN_CLASSES, replaced_forwards
 
 LINEAR = (*ONEDNN_CLASSES, *ONEDNN_CLASSES.values())
 """Classes of linear layers; the weight of GPT-2's `Conv1D` is transposed. Quantised layers are of other subclasses."""
@@ -35,18 +35,9 @@ def products_in_bfloat16(model: nn.Module) -> Iterator[None]:
     Needs 2 bytes for each weight. There are no gradients. Layers with adapters of another kind than plain LoRA, such as
     DoRA, stay in float32.
     """
-    before: list[tuple[nn.Module, Any]] = []
-    try:
-        for layer, weight, bias in _merged_weights(model):
-            # A forward that another component has put on the layer is restored afterwards.
-            before.append((layer, vars(layer).get("forward")))
-            layer.forward = partial(_product, weight.bfloat16(), bias)
+    forwards = {layer: partial(_product, weight.bfloat16(), bias) for layer, weight, bias in _merged_weights(model)}
+    with replaced_forwards(forwards):
         yield
-    finally:
-        for layer, forward in before:
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
 
 
 def store_in_bfloat16(model: PreTrainedModel) -> None:
@@ -94,8 +85,9 @@ def _merged_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tenso
         if layer in adapters:
             continue
 
+        # With an adapter, W + s B A is that of the layer around the base.
         base: Any = layer
-        delta: Any = 0.0
+        delta: Tensor | None = None
         if hasattr(layer, "lora_A"):
             adapters |= set(layer.modules())
             wrapped: Any = layer
@@ -105,7 +97,7 @@ def _merged_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, Tenso
             if type(base) in LINEAR:
                 delta = wrapped.get_delta_weight(wrapped.active_adapters[0])
         if type(base) in LINEAR:
-            weight = base.weight + delta
+            weight = base.weight.detach() if delta is None else base.weight + delta
             yield layer, weight.T.contiguous() if isinstance(base, Conv1D) else weight, base.bias
 
 

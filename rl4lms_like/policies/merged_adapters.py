@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from rl4lms_like.policies.faster_layers import replaced_forwards
 from rl4lms_like.system.errors import import_extra
 
 NAME = "default"
@@ -76,18 +77,16 @@ class MergedAdapters:
             yield
             return
 
-        # An attribute of the layer takes precedence over the method of its class. It exists only within the block, so
-        # that copies and files of the model are those of PEFT.
         self.refresh(is_in_update=torch.is_grad_enabled())
-        self._is_in_use = True
+        forwards: dict[Any, Callable[[Tensor], Tensor]] = {}
         for layer, weight in zip(self.layers, self.weights, strict=True):
-            layer.forward = partial(_merged_forward, layer, weight, self.product)
+            forwards[layer] = partial(_merged_forward, layer, weight, self.product)
+        self._is_in_use = True
         try:
-            yield
+            with replaced_forwards(forwards):
+                yield
         finally:
             self._is_in_use = False
-            for layer in self.layers:
-                del layer.forward
 
     @torch.no_grad()
     def refresh(self, *, is_in_update: bool = False) -> None:
@@ -111,10 +110,10 @@ class MergedAdapters:
 
         # In place where possible: a graph that still needs an earlier weight for its backward pass raises an error.
         if bases != self._bases:
-            self.weights = [torch.empty_like(_rows(layer)) for layer in self.layers]
+            self.weights = [torch.empty_like(_base_weight(layer)) for layer in self.layers]
         for layer, merged in zip(self.layers, self.weights, strict=True):
             down, up = _factors(layer)
-            torch.addmm(_rows(layer), up.weight, down.weight, alpha=float(layer.scaling[NAME]), out=merged)
+            torch.addmm(_base_weight(layer), up.weight, down.weight, alpha=float(layer.scaling[NAME]), out=merged)
         self._adapters = adapters
         self._bases = bases
         self._signs = signs
@@ -160,7 +159,7 @@ def _factors(layer: Any) -> tuple[nn.Linear, nn.Linear]:
     return layer.lora_A[NAME], layer.lora_B[NAME]
 
 
-def _rows(layer: Any) -> Tensor:
+def _base_weight(layer: Any) -> Tensor:
     """Return the weight of the base `[out, in]`; GPT-2's is stored the other way round."""
     base = layer.get_base_layer()
     weight: Tensor = base.weight

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,8 +41,8 @@ TOLERANCE_BFLOAT16 = 0.1
 """The same for attention kernels without float32 support."""
 
 SHARING_TOLERANCE = 1e-4
-"""Largest difference of outputs with shared prompts. It is smaller than `TOLERANCE`, because exceeding it costs only
-time, and an untrained model's log-probs hardly depend on its prompt."""
+"""Largest difference of outputs with shared prompts, and with `DecodeLoop`. It is smaller than `TOLERANCE`, because
+exceeding it costs only time, and an untrained model's log-probs hardly depend on its prompt."""
 
 PROMPT_LENGTHS = (2, 5)
 RESPONSE_LENGTH = 4
@@ -192,15 +193,15 @@ def check_parity(
                 f"report the family."
             )
 
-        padded = padding_gap(reader, probe)
-    if not padded <= tolerance:
+        padding = padding_gap(reader, probe)
+    if not padding <= tolerance:
         raise ParityError(
             f"{type(model).__name__} ({name!r}): the log-probs of an episode depend on the padding of its batch, by "
-            f"{padded:.3g} nats (at most {tolerance:g} is rounding). Batches of prompts of unequal length would be "
+            f"{padding:.3g} nats (at most {tolerance:g} is rounding). Batches of prompts of unequal length would be "
             f"silently wrong. Likely cause: the model attends to padding despite the attention mask. Try "
             f"attn_implementation: eager, or report the family."
         )
-    return max(generated, padded)
+    return max(generated, padding)
 
 
 def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in_bfloat16: bool = False) -> bool:
@@ -215,23 +216,13 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
         has_head: False for a critic, which has no output layer.
         in_bfloat16: check under bfloat16 autocast.
     """
-    # Any exception is a reason not to share: unlike a wrong log-prob, computing a prompt several times is only slower.
     model = reader.model
-    tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE
-    try:
-        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
-            gap = sharing_gap(reader, has_head=has_head)
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        reason = f"several responses cannot continue one prompt ({raised(error)})"
+    if longest_independent_of_batch(model.config) is not None:
+        reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
     else:
-        if longest_independent_of_batch(model.config) is not None:
-            reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
-        elif gap <= tolerance:
+        reason = _difference(model, partial(sharing_gap, reader, has_head=has_head), in_bfloat16=in_bfloat16)
+        if not reason:
             return True
-        else:
-            reason = f"outputs differ by {gap:.3g} if it is computed once"
 
     logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
     return False
@@ -248,26 +239,36 @@ def check_decoding(reader: EpisodeReader, name: str, *, in_bfloat16: bool = Fals
         name: name of the model in messages.
         in_bfloat16: check under bfloat16 autocast.
     """
-    # Any exception is a reason: `generate` does the same more slowly.
     model = reader.model
-    tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE
     if reader.is_encoder_decoder or not keeps_all_keys(model):
         reason = "its cache is not one of the keys and values of all tokens"
     else:
-        try:
-            with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
-                gap = decoding_gap(reader)
-        except Exception as error:
-            if is_out_of_memory(error):
-                raise
-            reason = raised(error)
-        else:
-            if gap <= tolerance:
-                return True
-            reason = f"log-probs differ by {gap:.3g} nats"
+        reason = _difference(model, partial(decoding_gap, reader), in_bfloat16=in_bfloat16)
+        if not reason:
+            return True
 
     logger.info("%s (%r): generated with the steps of transformers: %s", type(model).__name__, name, reason)
     return False
+
+
+def _difference(model: PreTrainedModel, gap: Callable[[], float], *, in_bfloat16: bool) -> str:
+    """Return how a faster computation differs from the plain one, for messages; empty if by rounding only.
+
+    Args:
+        model: what computes.
+        gap: returns the largest difference of their outputs. Its exceptions are differences too: unlike a wrong
+            log-prob, the plain computation is only slower.
+        in_bfloat16: compare under bfloat16 autocast.
+    """
+    tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else SHARING_TOLERANCE
+    try:
+        with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
+            size = gap()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return raised(error)
+    return "" if size <= tolerance else f"outputs differ by {size:.3g}"
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
@@ -55,13 +55,12 @@ class Speedups(Block):
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:
     """Return every speedup with its value in a `speedups` block, or its default."""
-    defaults = {field.name: field.default for field in fields(Speedups)}
-    return {**defaults, **(given or {})}
+    return {**asdict(Speedups()), **(given or {})}
 
 
 def no_speedups() -> dict[str, bool]:
     """Return the block of a run of a version without speedups."""
-    return {field.name: False for field in fields(Speedups)}
+    return dict.fromkeys(all_speedups(), False)
 
 
 def stored_speedups(given: Mapping[str, Any] | None) -> dict[str, bool]:

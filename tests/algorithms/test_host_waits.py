@@ -54,7 +54,6 @@ PER_BATCH = {
     "policies/decoding.py __call__": 1,  # whether all responses have ended, every eighth token
     "policies/decoding.py read_texts": 2,
     "policies/decoding.py recorded": 3,
-    "policies/generation.py _episodes": 3,
     "policies/generation.py generate": 3,
     "policies/generation.py shared_prompt_cache": 1,
     "policies/generation.py recorded": 2,
