@@ -65,6 +65,8 @@ _MARKED = re.compile(r"\{%-?\s*generation\b")
 PLACEHOLDER = "X7Q"
 """A content that occurs nowhere else in a rendered conversation."""
 
+PLACEHOLDER_TURN: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
+"""The shortest conversation in which the assistant has written something."""
 
 _DIRECTIVE = re.compile(r"%-?[A-Za-z]")
 _SPACES_BEFORE_BLOCK = re.compile(r"[ \t]+\{[%#](?!\+)")
@@ -132,10 +134,9 @@ def require_markers(tokenizer: PreTrainedTokenizerBase) -> None:
         ConfigError: they are not; the message names the key that adds them.
     """
     template = ChatTemplate(tokenizer)
-    turns: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
-    rendered = template.render(turns)
+    rendered = template.render(PLACEHOLDER_TURN)
     with suppress(ConfigError):  # of a template without system messages
-        rendered += template.render([{"role": "system", "content": "a"}, *turns])
+        rendered += template.render([{"role": "system", "content": "a"}, *PLACEHOLDER_TURN])
 
     markers = list(dict.fromkeys(_MARKER.findall(rendered)))
     known = ids_of_tokens(tokenizer, markers)
@@ -393,8 +394,7 @@ class ChatTemplate:
     @cached_property
     def end_of_turn(self) -> int | None:
         """Id of the first special token after a message of the assistant; None if the template writes none."""
-        turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
-        after = self.render(turns).rpartition(PLACEHOLDER)[2]
+        after = self.render(PLACEHOLDER_TURN).rpartition(PLACEHOLDER)[2]
 
         # Tokens such as <|im_end|> may be added tokens without being special ones to the tokenizer.
         special = {*self.tokenizer.all_special_ids, *self.tokenizer.added_tokens_decoder}

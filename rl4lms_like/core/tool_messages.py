@@ -4,7 +4,8 @@
     `tool_calls`     at the end of the assistant's content: <tool_call>{"name": ..., "arguments": ...}</tool_call>
     role `tool`      one message of the user with all results: <tool_response>result</tool_response>
 
-The formats are those of Hermes and Qwen2.5.
+The formats are those of Hermes and Qwen2.5: models that were trained on them have seen these texts, and `envs.tools`
+reads calls that are written so.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ def as_plain_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any
     plain: list[Message] = []
     follows_result = False
     for message in messages:
+        # Templates without tools know neither the role `tool` nor the key `tool_calls`.
         is_result = message["role"] == "tool"
         if is_result:
             message = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
@@ -51,6 +53,7 @@ def as_plain_messages(messages: Sequence[Message], tools: Sequence[dict[str, Any
             plain.append(message)
         follows_result = is_result
 
+    # At the end of the system message that is there: many templates accept one only.
     if tools:
         schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         instruction = _INSTRUCTION.format(schemas=schemas)
@@ -74,6 +77,8 @@ def _with_written_calls(message: Message) -> Message:
     """Return a message of the assistant with its calls as text."""
     texts = [message["content"]] if message.get("content") else []
     for call in message["tool_calls"]:
+        # OpenAI's format has the function under a key of its own, and its arguments as a JSON text, which would be
+        # encoded twice.
         function = call.get("function", call)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):

@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from rl4lms_like.core.chat_template import PLACEHOLDER, ChatTemplate, Tools, chat_template_issue
+from rl4lms_like.core.chat_template import PLACEHOLDER, PLACEHOLDER_TURN, ChatTemplate, Tools, chat_template_issue
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.sample import Message, Sample
 
 Answer: TypeAlias = "str | Sequence[Message]"
-"""What an environment returns for the policy to read: a text, or messages with `role` and `content`."""
+"""Text that the policy reads, or messages with `role` and `content`: the prompt or an answer of an environment."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class TurnTexts:
             first: what `reset` returned.
             tools: descriptions of functions that the policy may call, for the chat template.
         """
+        # What rewards and metrics read of the sample stays; its text and messages are those of the environment now.
         prompt = Sample(sample.id, first) if isinstance(first, str) else Sample.of_messages(sample.id, first)
         opened = replace(
             prompt, references=sample.references, meta_data=sample.meta_data, tools=list(tools) if tools else None
@@ -77,10 +78,10 @@ class TurnTexts:
         # Rendered after a message that stands for all earlier ones, whose text is not encoded. Its content is searched,
         # since the length of what is rendered before it is not that of the messages: there may be a system message.
         messages = [{"role": "user", "content": answer}] if isinstance(answer, str) else list(answer)
-        before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PLACEHOLDER}]
-        rendered = self.template.render([*before, *messages], add_generation_prompt=True, tools=tools, where=where)
-        _, found, rest = rendered.partition(PLACEHOLDER)
-        if not found:
+        conversation = [*PLACEHOLDER_TURN, *messages]
+        rendered = self.template.render(conversation, add_generation_prompt=True, tools=tools, where=where)
+        _, placeholder, rest = rendered.partition(PLACEHOLDER)
+        if not placeholder:
             name = self.layout.tokenizer.name_or_path
             raise chat_template_issue(
                 f"the chat template of {name!r} leaves out earlier messages of the assistant, so an answer cannot "

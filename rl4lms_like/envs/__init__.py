@@ -51,7 +51,10 @@ def register_envs() -> None:
 
 
 class Environments(Registry):
-    """Environments that answer, by id, by import path, or by the id under which Gymnasium has them."""
+    """Environments that answer, by id, by import path, or by the id under which Gymnasium has them.
+
+    An id of Gymnasium comes first: a package that registers its environments there needs no other registration here.
+    """
 
     def entry(self, id: str) -> Entry:
         """Return the row of `id`; see `Registry.entry`."""
@@ -80,6 +83,7 @@ class Environments(Registry):
         spec = gymnasium.registry.get(id)
         if spec is None:
             return super().signature(id)
+        # Arguments that were given when it was registered are defaults.
         creator: Callable[..., Any] = self.resolve(id)
         return functools.partial(creator, **spec.kwargs) if spec.kwargs else creator
 
@@ -90,6 +94,8 @@ class Environments(Registry):
 
         # Without Gymnasium's checker, which warns of each text that is longer than its space, and of messages.
         env = gymnasium.make(id, disable_env_checker=True, **with_values(kwargs or {}))
+
+        # Gymnasium registers environments of all kinds, such as CartPole: an action must be a text.
         if not isinstance(env.action_space, gymnasium.spaces.Text):
             message = f"the actions of {id!r} are {env.action_space}; expected texts: spaces.Text"
             raise ConfigError([ConfigIssue("", message)], f"the {self.kind} id")

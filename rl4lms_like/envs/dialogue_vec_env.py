@@ -71,19 +71,9 @@ class DialogueVecEnv(TextVecEnv):
         # Not with the first episodes: an environment that cannot be built is found before weights are loaded.
         self.dialogues.build(n_envs)
 
-    def reset(self) -> Any:
-        """Start an episode in each environment, those of a group with the same sample and seed."""
-        sampler = self.envs[0].sampler
-        n_prompts = self.num_envs * self.ranks.size // self.group_size
-        sampler.put_back(self._n_unplayed)
-
-        all_samples = []
-        for sample in sampler.sample(n_prompts):
-            all_samples += [sample] * self.group_size
-        first = self.num_envs * self.ranks.rank
-        observation = self.start(all_samples[first : first + self.num_envs])
-        self._n_unplayed = n_prompts
-        return observation
+    def _start_next(self) -> Any:
+        """Start dialogues with the next samples: the environments draw no prompts themselves."""
+        return self.start(self._next_samples())
 
     def start(self, samples: Sequence[Sample]) -> Any:
         """Start an episode in each environment, with these samples in place of those of the sampler."""

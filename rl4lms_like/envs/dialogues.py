@@ -25,12 +25,11 @@ from rl4lms_like.core.observation import NO_LIMIT, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.turns import Answer, TurnTexts
+from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.envs import returned
 from rl4lms_like.envs.blocking_calls import StillRunning, outcomes
 from rl4lms_like.system.errors import ConfigError, DialogueError
 from rl4lms_like.system.wording import beginning, excerpt, raised
-
-SPLITS = ("train", "val", "test")
 
 
 def episode_seed(seed: int, split: str, *counters: int) -> int:
@@ -106,8 +105,8 @@ class Dialogue:
     @property
     def numbers(self) -> dict[str, float]:
         """Numbers of the episode that are averaged and logged, by name."""
-        own = {"reward": self.reward, "turns": float(len(self.turns)), "terminated": float(self.terminated)}
-        return self.metrics | own
+        turns = float(len(self.turns))
+        return self.metrics | {"reward": self.reward, "turns": turns, "terminated": float(self.terminated)}
 
 
 @dataclass(frozen=True)

@@ -100,26 +100,28 @@ def _is_message(message: Any) -> bool:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         return False
     calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list | tuple) and all(map(_is_call, calls))):
+    if calls is not None and not _are_functions(calls):
         return False
     content = message.get("content")
     return isinstance(content, str) or (content is None and bool(calls))
 
 
-def _is_call(call: Any) -> bool:
-    return isinstance(call, Mapping) and _is_named(call.get("function", call))
+def _are_functions(values: Any) -> bool:
+    """Return whether a value is a list of calls or of descriptions, each with the name of a function.
 
-
-def _is_named(value: Any) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("name"), str)
+    The name is in the mapping itself or, as OpenAI writes it, in the one under `function`.
+    """
+    if not isinstance(values, list | tuple) or not all(isinstance(value, Mapping) for value in values):
+        return False
+    functions = [value.get("function", value) for value in values]
+    return all(isinstance(function, Mapping) and isinstance(function.get("name"), str) for function in functions)
 
 
 def _tools(tools: Any) -> list[dict[str, Any]] | None:
     """Return the descriptions of functions in the `info` of `reset`, None if there are none."""
     if tools is None:
         return None
-    is_list = isinstance(tools, list | tuple) and all(isinstance(tool, Mapping) for tool in tools)
-    if not is_list or not all(_is_named(tool.get("function", tool)) for tool in tools):
+    if not _are_functions(tools):
         expected = "expected a list of JSON schemas of functions with names, as those of transformers' get_json_schema"
         raise ReturnedError(f"returned the tools {excerpt(tools)}; {expected}")
     return list(tools)

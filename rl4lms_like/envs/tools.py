@@ -18,23 +18,24 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium import spaces
 
-from rl4lms_like.core.sample import Message, Sample
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.turns import Answer
 from rl4lms_like.system.errors import ComponentError, ConfigError, ConfigIssue
 from rl4lms_like.system.event_loop import EventLoop, gathered
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.schema import check_arguments
 from rl4lms_like.system.wording import excerpt, raised
 
-Answer: TypeAlias = "str | list[Message]"
-"""What the model reads: a text, or messages with `role` and `content`."""
-
 _HERMES_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|$)", re.DOTALL)
 """A call; the last one of a text may have no closing tag, when the turn was stopped at it or cut before it."""
+
+_ARGUMENTS = ("arguments", "parameters")
+"""Keys of the arguments of a call; the second one is that of Llama 3."""
 
 _THOUGHT = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
 
@@ -109,10 +110,7 @@ class ToolEnv(gymnasium.Env[Any, str]):
     @functools.cached_property
     def tools(self) -> dict[str, Callable[..., Any]]:
         """Tools by name."""
-        own = {}
-        for name in _tool_names(type(self)):
-            own[name] = getattr(self, name)
-        return own
+        return {name: getattr(self, name) for name in _tool_names(type(self))}
 
     @functools.cached_property
     def tool_schemas(self) -> list[dict[str, Any]]:
@@ -166,18 +164,22 @@ class ToolEnv(gymnasium.Env[Any, str]):
         """
         text = _THOUGHT.sub("", action).rpartition("</think>")[2]  # the template may have written the first <think>
         calls = tool_calls(text)
+
+        # A turn without a call is the final answer.
         if not calls:
             reward = float(self.reward(text.strip()))
             return "", reward, True, False, {"metrics": self._metrics()}
 
         answers = []
         for call, result in zip(calls, self._results(calls), strict=True):
-            # A name that is none of a tool is not repeated: templates write names as they are.
+            # The name of a tool that does not exist is not repeated: it may be any text, such as a special token, and
+            # templates write names as they are.
             is_known = isinstance(call, ToolCall) and call.name in self.tools
             name = call.name if isinstance(call, ToolCall) and is_known else "unknown"
             answers.append({"role": "tool", "name": name, "content": _content(result)})
 
-            # Not told by the text of the answer: a tool may return a text that begins like an error.
+            # By the type of the result, not by the text of the answer: a tool may return a text that begins like an
+            # error.
             self._n_calls["calls"] += 1
             self._n_calls["failed_calls"] += isinstance(result, Exception)
             if is_known:
@@ -239,11 +241,11 @@ class FunctionTools(ToolEnv):
     def __init__(self, tools: list[Any]) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         issues = []
-        for index, given in enumerate(tools):
+        for index, tool in enumerate(tools):
             try:
-                function = imported(given) if isinstance(given, str) else given
+                function = imported(tool) if isinstance(tool, str) else tool
             except Exception as error:  # importing a user's module runs the user's code
-                issues.append(ConfigIssue(f"tools[{index}]", f"cannot import {given!r}: {raised(error)}"))
+                issues.append(ConfigIssue(f"tools[{index}]", f"cannot import {tool!r}: {raised(error)}"))
                 continue
             name = getattr(function, "__name__", "")
             if not callable(function) or not name:
@@ -295,10 +297,6 @@ def tool_calls(text: str) -> list[ToolCall | WrongCallError]:
         except WrongCallError as error:
             calls.append(error)
     return calls
-
-
-_ARGUMENTS = ("arguments", "parameters")
-"""Keys of the arguments of a call; the second one is that of Llama 3."""
 
 
 def _json(text: str) -> Any:

@@ -104,20 +104,30 @@ class TextVecEnv(DummyVecEnv):
         Prompts of the last `reset` that no episode was played of are put back first: `learn` resets before it collects
         its first rollout, for instance, which resets again.
         """
-        sampler = self.envs[0].sampler
-        n_prompts = self.num_envs * self.ranks.size // self.group_size
-        sampler.put_back(self._n_unplayed)
-        if self.group_size == 1 and self.ranks.size == 1:
-            observation = super().reset()
-        else:
-            # One draw for each group of all processes; the environments of this process are a slice of them.
-            all_samples = []
-            for sample in sampler.sample(n_prompts):
-                all_samples += [sample] * self.group_size
-            first = self.num_envs * self.ranks.rank
-            observation = self.start(all_samples[first : first + self.num_envs])
-        self._n_unplayed = n_prompts
+        self.envs[0].sampler.put_back(self._n_unplayed)
+        observation = self._start_next()
+        self._n_unplayed = self._n_prompts
         return observation
+
+    @property
+    def _n_prompts(self) -> int:
+        """Number of prompts that a `reset` draws: one for each group of all processes."""
+        return self.num_envs * self.ranks.size // self.group_size
+
+    def _start_next(self) -> Any:
+        """Start an episode in each environment with the next prompts of the sampler."""
+        # Environments that draw their prompts themselves keep the encoded ones.
+        if self.group_size == 1 and self.ranks.size == 1:
+            return super().reset()
+        return self.start(self._next_samples())
+
+    def _next_samples(self) -> list[Sample]:
+        """Draw a sample for each group of all processes; return those of this process `[n_envs]`."""
+        all_samples = []
+        for sample in self.envs[0].sampler.sample(self._n_prompts):
+            all_samples += [sample] * self.group_size
+        first = self.num_envs * self.ranks.rank
+        return all_samples[first : first + self.num_envs]
 
     def start(self, samples: Sequence[Sample]) -> Any:
         """Start an episode in each environment, with these samples in place of those of the sampler."""
@@ -131,8 +141,7 @@ class TextVecEnv(DummyVecEnv):
 
     def put_back(self, n_batches: int) -> None:
         """Put back the prompts of the last resets, of which no episode was played."""
-        n_prompts = self.num_envs * self.ranks.size // self.group_size
-        self.envs[0].sampler.put_back(n_batches * n_prompts)
+        self.envs[0].sampler.put_back(n_batches * self._n_prompts)
 
     def step_async(self, actions: np.ndarray) -> None:
         """Call `DummyVecEnv.step_async`: episodes of the current prompts are played."""

@@ -39,7 +39,7 @@ class WrittenTurns:
 
         rows = []
         for dialogue, context in zip(continuing, real_ids(prompt_ids, prompt_mask), strict=True):
-            # As the continuation of what was said: encoded alone, some tokenizers would put a space before it.
+            # As the continuation of the context: encoded alone, some tokenizers would put a space before it.
             ids = continuations.ids_or_alone(continuations.decode(context) or ".", self.write(dialogue))
             rows.append([*ids, self.end_token_id][:max_new_tokens])
         response_ids, response_mask = padded(rows)

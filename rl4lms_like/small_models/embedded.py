@@ -241,7 +241,7 @@ class TinyModelConfig:
     digits that occur in a tenth of the prompts are one token each; all others are spelled in characters.
 
     With an `env.dialogue` whose environment has a scripted player (the method `player`), it is trained on the turns of
-    that player instead, each after everything that was said before it.
+    that player instead, each after all earlier texts of its episode.
 
     Args:
         family: `gpt2`, or `t5` with `n_layer` encoder and as many decoder layers.
@@ -287,7 +287,8 @@ def _tiny_model(config: Any) -> Path:
         env = ENVIRONMENTS.get(config.env.dialogue.id, config.env.dialogue.args)
         if has_player(env):
             pairs = turns_of_player(env, samples, config.env.dialogue.max_turns, config.tiny_model.seed)
-        env.close()
+        if callable(getattr(env, "close", None)):  # one that is no `gymnasium.Env` may have no `close`
+            env.close()
     if not pairs:
         raise DataPoolError(
             "no sample of the split 'train' has a reference, on which tiny_model could be trained, and there is no "

@@ -23,16 +23,21 @@ END = "<|endoftext|>"
 
 def has_player(env: Any) -> bool:
     """Return whether an environment has a scripted player."""
-    return callable(getattr(getattr(env, "unwrapped", env), "player", None))
+    return callable(getattr(_unwrapped(env), "player", None))
 
 
 def next_turn(env: Any) -> str:
     """Return what the scripted player of an environment would write next."""
-    return str(getattr(env, "unwrapped", env).player())
+    return str(_unwrapped(env).player())
+
+
+def _unwrapped(env: Any) -> Any:
+    """Return an environment without the wrappers of `gymnasium.make`, which hide the method `player`."""
+    return getattr(env, "unwrapped", env)
 
 
 def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: int) -> list[tuple[str, str]]:
-    """Return pairs of what was said so far and the next turn, of many episodes.
+    """Return pairs of the text before a turn and the turn, of many episodes.
 
     Args:
         env: environment with a method `player`.
@@ -46,12 +51,14 @@ def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: i
     pairs = []
     for number in range(N_EPISODES):
         sample = samples[number % len(samples)]
+
+        # In the split `train`, so that no game is one of an evaluation, whose seeds are of other splits.
         try:
             pairs += _turns_of_episode(env, sample, max_turns, episode_seed(seed, "train", 0, number))
         except (ModelError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the user's code
-            name = type(getattr(env, "unwrapped", env)).__name__
+            name = type(_unwrapped(env)).__name__
             message = f"the environment {name} with sample {sample.id!r} failed while its scripted player played"
             raise ModelError(f"{message}: {raised(error)}") from error
     return pairs
@@ -59,6 +66,7 @@ def turns_of_player(env: Any, samples: Sequence[Sample], max_turns: int, seed: i
 
 def _turns_of_episode(env: Any, sample: Sample, max_turns: int, seed: int) -> list[tuple[str, str]]:
     """Return the pairs of one episode."""
+    # The text so far, as the model will read it in a rollout: each turn ends with its end token.
     pairs = []
     text, _ = env.reset(seed=seed, options={"sample": sample})
     for _ in range(max_turns):

@@ -20,6 +20,7 @@ import numpy as np
 
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs import ENVIRONMENTS, returned
+from rl4lms_like.small_models.scripted_turns import has_player
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.wording import excerpt, raised
 
@@ -65,14 +66,14 @@ def check_text_environment(
         AssertionError: a check failed. The message names the environment, the sample and the turn.
     """
     checker = _Checker(environment, args, max_turns, timeout)
-    own_samples = samples is not None
     chosen = list(samples or [Sample(str(index), "") for index in range(_N_EPISODES)])
 
     env = checker.made()
     other = checker.made()
     assert env is not other, f"{checker.name}: each episode needs an object of its own, got the same one"
-    players = ["texts"] + ["player"] * callable(getattr(_unwrapped(env), "player", None))
+    players = ["texts", "player"] if has_player(env) else ["texts"]
 
+    # Each episode three times: twice in one object, whose state must not outlast an episode, and once in another one.
     episodes: list[_Episode] = []
     for index, sample in enumerate(chosen):
         for player in players:
@@ -84,10 +85,11 @@ def check_text_environment(
             checker.compare(episode, checker.played(other, sample, seed, player), sample, f"of another object, {again}")
     checker.compare_interleaved(env, other, chosen, players[-1])
 
+    # Over all episodes: some pairs of seed and turns may not end.
     assert any(episode.has_ended for episode in episodes), (
         f"{checker.name}: no episode ends within {max_turns} turns; return terminated=True at its end"
     )
-    if own_samples and len({_prompt_of(sample) for sample in chosen}) > 1:
+    if samples is not None and len({_prompt_of(sample) for sample in chosen}) > 1:
         checker.require_dependence_on_samples(env, chosen, players[-1])
     for made in (env, other):
         checker.call("close", None, 0, made.close)
@@ -157,6 +159,7 @@ class _Checker:
 
     def reset(self, env: Any, sample: Sample, seed: int) -> Any:
         """Return the first text, of a checked result of `reset`."""
+        # Only by its copy can a change of the sample be seen: a sample is frozen, but its lists are not.
         before = copy.deepcopy(sample)
         result = self.call("reset", sample, 0, lambda: env.reset(seed=seed, options={"sample": sample}))
         where = self.where(sample, 0)
@@ -191,6 +194,7 @@ class _Checker:
 
         texts = random.Random(seed)
         for turn in range(1, self.max_turns + 1):
+            # The turn: by the scripted player, which runs the user's code, or one of the texts.
             if player == "player":
                 text = self.call("player", sample, turn, _unwrapped(env).player)
                 assert isinstance(text, str), (
@@ -198,6 +202,8 @@ class _Checker:
                 )
             else:
                 text = texts.choice(TURNS)
+
+            # A copy of what was returned, besides the object itself.
             answered = self.step(env, sample, turn, text)
             shown.append(answered.answer)
             episode.turns.append(text)
@@ -216,6 +222,8 @@ class _Checker:
     def compare(self, episode: _Episode, other: _Episode, sample: Sample, what: str) -> None:
         """Check that two episodes are equal."""
         hint = "draw from self.np_random, after super().reset(seed=seed), and set all state in reset"
+
+        # The first difference, in the order in which the texts were written: later ones follow from it.
         where = self.where(sample, 0)
         assert other.first == episode.first, (
             f"{where}: {what} begins with another text, {excerpt(other.first)} for {excerpt(episode.first)}; {hint}"
@@ -234,6 +242,8 @@ class _Checker:
         """Check that two objects can play in turn, as the environments of a batch do."""
         first, second = samples[0], samples[-1]
         alone = self.played(env, first, _SEED, player)
+
+        # After each turn of the one, a turn of the other, as long as it lasts.
         of_env = self.turns_of(env, first, _SEED, player)
         of_other = self.turns_of(other, second, _SEED + 1, player)
         together = next(of_env)

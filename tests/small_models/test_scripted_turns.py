@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl4lms_like import ENVIRONMENTS
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.episodes import NumberedEpisodes
@@ -16,6 +17,7 @@ from rl4lms_like.envs.games.guess_number import GuessNumber
 from rl4lms_like.small_models.embedded import with_embedded_models
 from rl4lms_like.small_models.scripted_turns import N_EPISODES, has_player, turns_of_player
 from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.registry import Entry
 from tests.training.test_dialogue_runs import run_blocks
 
 END = "<|endoftext|>"
@@ -63,6 +65,28 @@ def test_a_failing_environment_is_named_with_its_sample():
 def test_who_has_a_player():
     assert has_player(GuessNumber())
     assert not has_player(object())
+
+
+class Plain:
+    """An environment that is no `gymnasium.Env`, and has no method `close`."""
+
+    def reset(self, *, seed=None, options=None):
+        return "Say a:\n", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {}
+
+    def player(self):
+        return "a"
+
+
+def test_an_environment_without_close_can_teach_a_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path))
+    monkeypatch.setitem(ENVIRONMENTS._table, "plain", Entry(Plain, "a function or class of another kind"))
+    blocks = run_blocks("embedded/tiny_model")
+    blocks["env"]["dialogue"] = {"id": "plain", "max_turns": 1, "max_turn_length": 2}
+    blocks["tiny_model"] = {"steps": 1, "batch_size": 2, "n_layer": 1}
+    assert with_embedded_models(parse_config(blocks)).tokenizer.model_name.startswith(str(tmp_path))
 
 
 @pytest.fixture(scope="module")

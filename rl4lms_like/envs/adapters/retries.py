@@ -53,6 +53,7 @@ class Retries(gymnasium.Env[Any, str]):
             ValueError: there is no sample, or it has no reference.
         """
         super().reset(seed=seed)
+        # There is no right answer to compare with in the numbered episodes of a run without a data pool.
         sample = (options or {}).get("sample")
         if sample is None or not sample.references:
             raise ValueError("questions with several tries need samples with a reference, from a data pool")
@@ -71,6 +72,8 @@ class Retries(gymnasium.Env[Any, str]):
         score = float(self._score.per_text(texts)[0])
         self.n_tries += 1
         metrics = {"correct": float(score == 1.0), "tries": float(self.n_tries)}
+
+        # The score of an answer counts only if it is the last one; every earlier one has the same cost.
         if score == 1.0 or self.n_tries >= self.tries:
             return "", score, True, False, {"metrics": metrics}
         return self.again, -self.cost, False, False, {"metrics": metrics}

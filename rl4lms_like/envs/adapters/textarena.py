@@ -51,10 +51,15 @@ class TextArenaGame(gymnasium.Env[str, str]):
 
     def __init__(self, game: str, args: dict[str, Any] | None = None) -> None:
         package = import_extra("textarena", extra="textarena", needed_by="the environment 'textarena'")
-        known = package.envs.registration.ENV_REGISTRY
-        if f"{game}{_RAW}" not in known:
-            near = difflib.get_close_matches(game, [id.removesuffix(_RAW) for id in known if id.endswith(_RAW)], n=3)
+
+        # Each game is also registered with wrappers that return the whole text so far, which the policy has read.
+        ids = package.envs.registration.ENV_REGISTRY
+        if f"{game}{_RAW}" not in ids:
+            games = [id.removesuffix(_RAW) for id in ids if id.endswith(_RAW)]
+            near = difflib.get_close_matches(game, games, n=3)
             raise ConfigError([ConfigIssue("game", f"TextArena has no game {game!r}; similar: {', '.join(near)}")])
+
+        # Some games draw already when they are created; `reset` seeds them again.
         self._random_state = _state_of(0)
         with self._own_random_numbers():
             self._game = package.make(f"{game}{_RAW}", **(args or {}))
@@ -67,6 +72,8 @@ class TextArenaGame(gymnasium.Env[str, str]):
             ConfigError: the game is not one for one player.
         """
         super().reset(seed=seed)
+
+        # Drawn, not `seed` itself: without a seed the games continue as those of `np_random` do.
         seed_of_game = int(self.np_random.integers(2**31))
         self._random_state = _state_of(seed_of_game)
         with self._own_random_numbers():
@@ -83,12 +90,18 @@ class TextArenaGame(gymnasium.Env[str, str]):
             text = self._messages()
             if not is_over:
                 return text, 0.0, False, False, {"metrics": {"invalid_move": 0.0}}
+
+            # Player number -> reward, and what the game reports of that player.
             rewards, infos = self._game.close()
+
+        # Some games end without a message; the reason of the end is then the answer.
         metrics = {"invalid_move": float(bool(infos[0].get("invalid_move")))}
-        return text or f"{infos[0].get('reason', '')}\n", float(rewards[0]), True, False, {"metrics": metrics}
+        answer = text or f"{infos[0].get('reason', '')}\n"
+        return answer, float(rewards[0]), True, False, {"metrics": metrics}
 
     def _messages(self) -> str:
         """Return the new messages of the game as a text."""
+        # Tuples of sender, text and kind; the player's turns are among them.
         _, messages = self._game.get_observation()
         texts = [text for _, text, kind in messages if kind != self._own_action]
         return "".join(f"{text.strip()}\n" for text in texts)
@@ -100,6 +113,8 @@ class TextArenaGame(gymnasium.Env[str, str]):
             outside = random.getstate(), np.random.get_state()
             random.setstate(self._random_state[0])
             np.random.set_state(self._random_state[1])
+
+            # Also after an error, which must leave the random numbers of the run as they were.
             try:
                 yield
             finally:

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.envs.tools import Answer, ToolEnv
+from rl4lms_like.core.turns import Answer
+from rl4lms_like.envs.tools import ToolEnv
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.import_paths import imported
 from rl4lms_like.system.wording import excerpt, raised
@@ -68,10 +69,13 @@ class TrlEnvironment(ToolEnv):
         Raises:
             TypeError: `reset` returned neither a text nor None.
         """
+        # TRL passes the row of the data set as keyword arguments.
         prompt = super().start(sample)
         columns = {"prompt": prompt, **(sample.meta_data or {})}
         observation = self._wrapped.reset(**columns)
         self._total = 0.0
+
+        # TRL appends a text to the last message of the prompt.
         if observation is None:
             return prompt
         if not isinstance(observation, str):
@@ -86,6 +90,7 @@ class TrlEnvironment(ToolEnv):
         if not hasattr(self._wrapped, "get_reward"):
             return answer, 0.0, terminated, truncated, info
 
+        # r_t = R_t - R_{t-1}: `get_reward` returns the reward of the episode so far.
         total = self._wrapped.get_reward()
         if inspect.isawaitable(total):
             total = self.event_loop.run(_awaited(total))

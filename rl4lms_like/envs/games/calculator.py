@@ -81,10 +81,10 @@ class Calculator(TextGame):
             return self.answer
 
         # Another digit in place of one of them.
-        places = [place for place, character in enumerate(self.answer) if character.isdigit()]
-        place = int(self.player_random.choice(places))
-        digit = (int(self.answer[place]) + int(self.player_random.integers(1, 10))) % 10
-        return f"{self.answer[:place]}{digit}{self.answer[place + 1 :]}"
+        positions = [position for position, character in enumerate(self.answer) if character.isdigit()]
+        position = int(self.player_random.choice(positions))
+        digit = (int(self.answer[position]) + int(self.player_random.integers(1, 10))) % 10
+        return f"{self.answer[:position]}{digit}{self.answer[position + 1 :]}"
 
 
 def calculated(expression: str) -> int | None:

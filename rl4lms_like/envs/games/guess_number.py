@@ -61,14 +61,15 @@ class GuessNumber(TextGame):
 
     def step(self, action: str) -> Step:
         """Answer a guess."""
-        found = _NUMBER.search(action)
-        if found is None or len(found[0]) > _LONGEST_NUMBER:
+        match = _NUMBER.search(action)
+        if match is None or len(match[0]) > _LONGEST_NUMBER:
             return "That is no number.\n", -1.0, True, False, {"metrics": {"won": 0.0}}
 
-        guess = int(found[0])
+        guess = int(match[0])
         if guess == self.number:
             return "correct\n", 1.0, True, False, {"metrics": {"won": 1.0}}
 
+        # A wrong guess narrows the numbers among which the scripted player chooses.
         metrics = {"won": 0.0}
         if guess < self.number:
             self.lowest = max(self.lowest, guess + 1)

@@ -14,7 +14,7 @@ VALUES = {
     "colour": ("red", "blue", "green", "black"),
     "item": ("hat", "coat", "shirt"),
 }
-"""What the shop sells: each item in each size and each colour."""
+"""Things that the shop sells: each item in each size and each colour."""
 
 _WORD = re.compile(r"[a-z]+")
 
@@ -62,13 +62,15 @@ class Shop(TextGame):
         for slot, values in VALUES.items():
             self.wanted[slot] = values[int(self.np_random.integers(len(values)))]
         is_said = self.np_random.random(2) < 0.5
+
+        # After the draws: the first text of a seed mentions the same slots with and without a reference.
         if sample is not None:
             offer = offered(sample.references[0])
             if offer is None:
                 raise ValueError(f"the reference {sample.references[0]!r} does not name one item, size and colour")
             self.wanted = offer
 
-        # What the seller can know.
+        # Values that the customer has mentioned, all that the seller can know: the item always, the others by chance.
         self.said = {"item": self.wanted["item"]}
         for slot, is_mentioned in zip(("size", "colour"), is_said, strict=True):
             if is_mentioned:
@@ -82,6 +84,8 @@ class Shop(TextGame):
         """Answer the seller."""
         if "?" in action:
             return self._asked(action)
+
+        # Without a question mark, a turn is an offer or not understood.
         offer = offered(action)
         if offer is None:
             return self._continued("Pardon?", -self.question_cost)

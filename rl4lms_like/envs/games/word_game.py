@@ -64,7 +64,7 @@ class WordGame(TextGame):
     @property
     def pattern(self) -> str:
         """The word, in which letters that were not yet guessed are `_`."""
-        return "".join(letter if letter in self.tried else "_" for letter in self.word)
+        return seen(self.word, self.tried)
 
     @property
     def possible(self) -> list[str]:
@@ -80,9 +80,10 @@ class WordGame(TextGame):
         if not is_right:
             self.n_wrong += 1
 
+        # Only a right letter can win, and only a wrong one lose.
         has_won = "_" not in self.pattern
         has_lost = self.n_wrong >= self.lives
-        reward = (1.0 if has_won else 0.0) if is_right else -self.cost
+        reward = float(has_won) if is_right else -self.cost
         answer = f"The word is {self.word}.\n" if has_lost else f"{self.pattern}\n"
         metrics = {"won": float(has_won), "wrong": float(self.n_wrong)}
         return answer, reward, has_won or has_lost, False, {"metrics": metrics}

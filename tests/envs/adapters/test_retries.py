@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rl4lms_like import ENVIRONMENTS
+from rl4lms_like import DATA_POOLS, ENVIRONMENTS
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.adapters.retries import Retries
 
@@ -45,9 +45,7 @@ def test_a_question_without_an_answer_is_an_error(options):
 
 def test_the_scorers_of_the_package():
     pytest.importorskip("reasoning_gym")
-    pool = ENVIRONMENTS and __import__("rl4lms_like").DATA_POOLS.get(
-        "reasoning_gym", {"split": "train", "dataset": "chain_sum", "size": 50}
-    )
+    pool = DATA_POOLS.get("reasoning_gym", {"split": "train", "dataset": "chain_sum", "size": 50})
     sample = next(iter(pool))[0]
     env = Retries(strict=False)
     env.reset(options={"sample": sample})

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from gymnasium.utils.seeding import np_random
 
 from rl4lms_like import ENVIRONMENTS
 from rl4lms_like.envs.adapters.textarena import TextArenaGame
@@ -58,12 +59,32 @@ def test_the_seed_determines_a_game_and_the_global_random_numbers_are_left_alone
     other = TextArenaGame("GuessTheNumber-v0", {"min_number": 1, "max_number": 7})
     for env in (game, other, game):
         env.reset(seed=3)
-        other.reset(seed=5)  # another game between the steps of the first one
-        env.reset(seed=3)
         played.append(halved(env))
     assert played[0] == played[1] == played[2]
     assert before == (random.getstate(), np.random.get_state()[1].tolist())
     assert len({str(game.reset(seed=seed) and halved(game)) for seed in range(20)}) > 3
+
+
+def test_a_game_that_draws_in_its_steps_is_that_of_the_package_while_another_one_plays():
+    textarena = pytest.importorskip("textarena")
+    env, other = TextArenaGame("Blackjack-v0"), TextArenaGame("Blackjack-v0")
+    answers = [env.reset(seed=3)[0]]
+    other.reset(seed=5)
+    for _ in range(6):
+        other.step("[Hit]")
+        answers.append(env.step("[Hit]")[0])
+
+    # The same game alone, with the global random numbers.
+    game = textarena.make("Blackjack-v0-raw")
+    state = random.getstate()
+    game.reset(num_players=1, seed=int(np_random(3)[0].integers(2**31)))
+    texts = []
+    for _ in answers:
+        messages = [text.strip() for _, text, kind in game.get_observation()[1] if kind.name != "PLAYER_ACTION"]
+        texts.append("".join(f"{message}\n" for message in messages))
+        game.step("[Hit]")
+    random.setstate(state)
+    assert answers == texts
 
 
 def test_unknown_games_and_games_for_two_are_refused():
