@@ -195,7 +195,8 @@ def _responder(
 ) -> Responder:
     """Return a model that plays with the decoding of its run; without a run, it samples from its distribution."""
     arguments = policy_arguments(config).get("generation_kwargs") or {"do_sample": True, "top_k": 0}
-    arguments = {key: value for key, value in arguments.items() if key != "max_new_tokens"}  # of single responses
+    lengths = ("max_new_tokens", "max_length")  # of single responses
+    arguments = {key: value for key, value in arguments.items() if key not in lengths}
     responder = responder_of(
         config,
         name,

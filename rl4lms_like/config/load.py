@@ -67,11 +67,6 @@ NOTICES = {
 }
 """Class of a config -> the rules that yield notices."""
 
-ENVIRONMENT_REWARD = "environment"
-"""Id of the reward of runs whose only rewards are those of the environment."""
-NUMBERED_EPISODES = "episodes"
-"""Id of the data pool of dialogues without data."""
-
 _PATHS = {"policy": "alg.policy.args", "kl_div": "alg.kl_div", "ptx": "alg.ptx"}
 """Name of a block in rules -> its path in the file, where it is another one."""
 
@@ -221,12 +216,12 @@ def add_dialogue_defaults(mapping: dict[str, Any]) -> None:
     dialogue = at(mapping, "env.dialogue")
     if not isinstance(dialogue, dict):
         return
-    mapping.setdefault("reward_fn", {"id": ENVIRONMENT_REWARD})
+    mapping.setdefault("reward_fn", {"id": rules.ENVIRONMENT_REWARD})
     datapool = mapping.setdefault("datapool", {})
     if isinstance(datapool, dict):
-        datapool.setdefault("id", NUMBERED_EPISODES)
+        datapool.setdefault("id", rules.NUMBERED_EPISODES)
 
-    # The length of a turn is that of a call of `generate`, so that every reader of its arguments knows it.
+    # A turn is one call of `generate`: checks, estimates and generation read its length in the arguments of that call.
     length = dialogue.get("max_turn_length", DialogueConfig.max_turn_length)
     policy_args = at(mapping, "alg.policy.args")
     if isinstance(policy_args, dict):

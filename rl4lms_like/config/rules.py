@@ -74,6 +74,11 @@ RUN_REWARD = "reward"
 """Id of the metric that is the run's own reward."""
 RUN_REWARD_KEYS = METRICS.entry(RUN_REWARD).keys
 
+ENVIRONMENT_REWARD = "environment"
+"""Id of the reward of runs whose only rewards are those of the environment."""
+NUMBERED_EPISODES = "episodes"
+"""Id of the data pool of dialogues without data."""
+
 ENVIRONMENT_KEY = "environment/{name}"
 """Keys of the numbers of dialogues."""
 ALWAYS_REPORTED = (*RUN_REWARD_KEYS, ENVIRONMENT_KEY)
@@ -273,11 +278,12 @@ def _is_step_reward(id: str) -> bool:
 
 def reward_of_environment(reward_fn: RewardConfig, datapool: PromptPoolConfig, env: RunEnvConfig) -> Issues:
     """Check that there is an environment where only its rewards, or its texts, are used."""
-    if env.dialogue is None:
-        if reward_fn.id == "environment":
-            yield ConfigIssue("reward_fn.id", "'environment' has no reward of its own; set env.dialogue")
-        if datapool.id == "episodes":
-            yield ConfigIssue("datapool.id", "'episodes' has no prompts of its own; set env.dialogue")
+    if env.dialogue is not None:
+        return
+    if reward_fn.id == ENVIRONMENT_REWARD:
+        yield ConfigIssue("reward_fn.id", f"{reward_fn.id!r} has no reward of its own; set env.dialogue")
+    if datapool.id == NUMBERED_EPISODES:
+        yield ConfigIssue("datapool.id", f"{datapool.id!r} has no prompts of its own; set env.dialogue")
 
 
 def turns_of_dialogues(env: RunEnvConfig, policy: PolicyArguments, policy_id: str) -> Issues:
@@ -289,27 +295,30 @@ def turns_of_dialogues(env: RunEnvConfig, policy: PolicyArguments, policy_id: st
     if policy.is_ahead:
         text = "cannot be used with env.dialogue, whose turns follow the answers of the environment; remove it"
         yield ConfigIssue("alg.policy.args.engine.ahead", text)
-    yield from _arguments_of_turns(ROLLOUTS, policy.generation_kwargs, env)
+    for issue in generation_of_turns(policy.generation_kwargs, env.dialogue.max_turn_length):
+        yield issue.below(ROLLOUTS)
 
 
 def evaluated_dialogues(env: RunEnvConfig, train_evaluation: TrainEvaluationConfig) -> Issues:
-    """Check the same arguments of evaluations."""
-    yield from _arguments_of_turns(EVALUATION, train_evaluation.generation_kwargs or {}, env)
-
-
-def _arguments_of_turns(path: str, kwargs: Mapping[str, Any], env: RunEnvConfig) -> Issues:
+    """Check that the turns of evaluations are as long as those of rollouts."""
     if env.dialogue is None:
         return
-    length = env.dialogue.max_turn_length
+    for issue in generation_of_turns(train_evaluation.generation_kwargs or {}, env.dialogue.max_turn_length):
+        yield issue.below(EVALUATION)
+
+
+def generation_of_turns(kwargs: Mapping[str, Any], max_turn_length: int) -> Issues:
+    """Yield an error for each generation argument that turns of a dialogue cannot have."""
     if (kwargs.get("num_beams") or 1) > 1:
-        text = "beams keep several texts, and an environment has answered one; set num_beams to 1"
-        yield ConfigIssue(f"{path}.num_beams", text)
-    if kwargs.get("max_new_tokens") not in (None, length):
-        text = f"the length of a turn is env.dialogue.max_turn_length, {length}; remove it, or set both to one value"
-        yield ConfigIssue(f"{path}.max_new_tokens", text)
+        text = "beams keep several texts, and an environment has answered one; use sampling or greedy decoding"
+        yield ConfigIssue("num_beams", text)
+
+    # `max_new_tokens` has the length of a turn by default, see `load.add_dialogue_defaults`.
+    length = f"the length of a turn is env.dialogue.max_turn_length, {max_turn_length}"
+    if kwargs.get("max_new_tokens") not in (None, max_turn_length):
+        yield ConfigIssue("max_new_tokens", f"{length}; remove it, or set both to one value")
     if kwargs.get("max_length") is not None:
-        text = "the length of a turn is env.dialogue.max_turn_length, and max_episode_length that of all; remove it"
-        yield ConfigIssue(f"{path}.max_length", text)
+        yield ConfigIssue("max_length", f"{length}, and max_episode_length that of all turns; remove it")
 
 
 def rollouts_in_episodes(alg: Algorithm, env: EnvConfig) -> Issues:
@@ -365,11 +374,15 @@ def evaluations(train_evaluation: TrainEvaluationConfig) -> Issues:
 
 def numbers_of_environments(train_evaluation: TrainEvaluationConfig, doctor: DoctorConfig, env: RunEnvConfig) -> Issues:
     """Check that there is an environment where a setting selects a number that only evaluations of dialogues report."""
-    selected = {f"{HELD_OUT}.{index}": held_out for index, held_out in enumerate(doctor.held_out)}
-    choices: dict[str, Any] = {KEEP_BEST: train_evaluation.keep_best, EARLY_STOPPING: train_evaluation.early_stopping}
-    for path, choice in {**choices, **selected}.items():
-        if choice is not None and env.dialogue is None and _is_among(choice.metric, [ENVIRONMENT_KEY]):
-            yield ConfigIssue(f"{path}.metric", f"no metric reports {choice.metric!r} without env.dialogue")
+    if env.dialogue is not None:
+        return
+    blocks: dict[str, Any] = {KEEP_BEST: train_evaluation.keep_best, EARLY_STOPPING: train_evaluation.early_stopping}
+    for index, held_out in enumerate(doctor.held_out):
+        blocks[f"{HELD_OUT}.{index}"] = held_out
+
+    for path, block in blocks.items():
+        if block is not None and _is_among(block.metric, [ENVIRONMENT_KEY]):
+            yield ConfigIssue(f"{path}.metric", f"no metric reports {block.metric!r} without env.dialogue")
 
 
 def generation_of_evaluations(
@@ -641,7 +654,7 @@ def other_distribution(policy: PolicyArguments) -> Notices:
 
 
 def precision_of_rollouts(policy: PolicyArguments) -> Notices:
-    """Report a speedup that another precision of the generation switches off."""
+    """Report a speedup that has no effect because responses are generated in another precision."""
     if policy.generates_in_other_dtype and policy.speedups.get("sampler_log_probs"):
         message = f"no effect with generation_dtype: {policy.generation_dtype}, whose log-probs are not the policy's"
         yield Notice("alg.policy.args.speedups.sampler_log_probs", message)
@@ -671,7 +684,7 @@ def long_responses(alg: Algorithm, policy: PolicyArguments, policy_id: str, env:
     """Report minibatches and a lambda that are too small for the length of responses."""
     limit = longest_response(policy.generation_kwargs, is_causal=is_causal(policy_id))
     length = min(env.arguments.max_episode_length, limit)
-    if env.dialogue is not None:
+    if env.dialogue is not None:  # the limit is that of a turn
         length = env.arguments.max_episode_length
 
     # The gradient of few episodes is noisy. Without n_epochs (trpo) only the critic has minibatches.

@@ -26,6 +26,7 @@ from rl4lms_like.core.losses import kl_estimate
 from rl4lms_like.core.token_masks import n_allowed
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
+from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.wording import agreement
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
@@ -126,7 +127,8 @@ class TokenCredit(Callback):
         log_probs = []
         for rows in pack_passes(episodes, limits):
             batch = episodes.select(torch.tensor(rows, device=episodes.response_ids.device))
-            log_probs.append(policy.evaluate_actions(batch, batch.actions)[1])
+            with blame_memory_errors_on("scoring"):
+                log_probs.append(policy.evaluate_actions(batch, batch.actions)[1])
 
         policy.set_training_mode(was_training)
         return torch.cat(log_probs)
@@ -138,7 +140,7 @@ class TokenCredit(Callback):
         episodes: EpisodeBatch,
         fields: Mapping[str, Tensor],
     ) -> Iterator[dict[str, Any]]:
-        """Yield the object of each chosen episode, with a list for each field; of all actions, it is `[n_tokens]`."""
+        """Yield the object of each chosen episode, with a list for each field `[response_len]`."""
         tokenizer = self.run.tokenizer
         special_ids = set(tokenizer.all_special_ids)
         lengths = episodes.lengths.tolist()
@@ -163,7 +165,8 @@ class TokenCredit(Callback):
                 # Their pieces of text are empty: the report shows their names.
                 "special": {str(i): names[i] for i, id in enumerate(ids) if id in special_ids},
             }
-            # Tokens of an environment have no numbers.
+
+            # A field has a number for each action. Tokens of an environment have none: their place is None.
             is_action = episodes.action_mask[row][episodes.response_mask[row]].tolist()
             if not all(is_action):
                 description["observed"] = [i for i, flag in enumerate(is_action) if not flag]

@@ -99,8 +99,10 @@ def config_of(
     issues += _misplaced(id, misplaced, is_rl=is_rl)
     columns = {name: settings.get(name) for name in ("prompt_column", "reference_column", "label_column")}
     argument = "prompts" if is_rl else "data"
+
+    # A dialogue needs neither data nor a reward: its first texts and its rewards may be those of the environment.
     pool = None
-    if not (is_dialogue and prompts is None):  # a dialogue needs no data: its first texts are those of the environment
+    if not (is_dialogue and prompts is None and eval_prompts is None):
         pool = collected(
             lambda: data_block(
                 entries[argument],
@@ -111,9 +113,9 @@ def config_of(
                 is_rl=is_rl,
             )
         )
-    if is_rl and not (is_dialogue and reward is None):
+    if is_rl and not (is_dialogue and reward is None and weights is None):
         blocks["reward_fn"] = collected(lambda: weighted_rewards(reward, weights)) or {}
-    elif weights is not None and not is_rl:
+    elif weights is not None:
         issues.append(ConfigIssue("reward_weights", f"{id} learns from data, without rewards; remove it"))
     if metrics is not None:
         put(blocks, "train_evaluation.metrics", metric_list(metrics))

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from rl4lms_like.config.rules import ENVIRONMENT_KEY, generation_of_turns
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids
 from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import TextLayout
@@ -198,14 +199,7 @@ class Responder:
 
     def _check_turns(self, settings: DialogueSettings) -> None:
         """Raise a `ConfigError` for generation arguments that turns of a dialogue cannot have."""
-        kwargs = self._generation_kwargs
-        issues = []
-        if (kwargs.get("num_beams") or 1) > 1:
-            message = "beams keep several texts, and an environment has answered one; use sampling or greedy decoding"
-            issues.append(ConfigIssue("num_beams", message))
-        if kwargs.get("max_new_tokens") not in (None, settings.max_turn_length):
-            message = f"the length of a turn is env.dialogue.max_turn_length, {settings.max_turn_length}; remove it"
-            issues.append(ConfigIssue("max_new_tokens", message))
+        issues = list(generation_of_turns(self._generation_kwargs, settings.max_turn_length))
         if issues:
             raise ConfigError(issues, "the generation arguments")
 
@@ -318,7 +312,7 @@ def environment_scores(dialogues: Sequence[Dialogue]) -> MetricResults:
     for name in sorted({name for dialogue in dialogues for name in dialogue.numbers}):
         of_episodes: list[Any] = [dialogue.numbers.get(name) for dialogue in dialogues]
         numbers = [number for number in of_episodes if number is not None]
-        results[f"environment/{name}"] = (of_episodes, fmean(numbers))
+        results[ENVIRONMENT_KEY.format(name=name)] = (of_episodes, fmean(numbers))
     return results
 
 

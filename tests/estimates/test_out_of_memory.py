@@ -68,6 +68,20 @@ def test_the_part_is_named_with_what_needs_less_there(owner, method, at_call, pa
     assert f"out of memory in the {part}" in (tmp_path / "rl4lm_exps" / "run" / "log.txt").read_text()
 
 
+def test_the_pass_that_records_the_credit_of_tokens_is_scoring(monkeypatch, tiny_config, tmp_path):
+    original = LMActorCriticPolicy.evaluate_actions
+
+    def full_without_gradients(self, *args, **kwargs):  # those of the update have gradients
+        if not torch.is_grad_enabled():
+            raise torch.OutOfMemoryError(CUDA)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LMActorCriticPolicy, "evaluate_actions", full_without_gradients)
+    with pytest.raises(OutOfMemoryError, match="out of memory in the scoring") as error:
+        run(tiny_config, tmp_path)
+    assert "a smaller alg.args.micro_batch_size" in str(error.value)
+
+
 def test_what_the_algorithm_refuses_is_not_advised(full, tiny_config, tmp_path):
     full(LMActorCriticPolicy, "action_scores")
     tiny_config["alg"] |= {"id": "grpo", "args": {"n_steps": 4, "group_size": 2}}

@@ -328,6 +328,12 @@ def test_python_takes_classes_and_objects(tiny_gpt2_dir, tmp_path):
         Run(str(tiny_gpt2_dir), dialogue={"id": Answering(), "args": {"end": 1}})
 
 
+def test_python_reports_what_would_have_no_effect(tiny_gpt2_dir):
+    with pytest.raises(ConfigError) as error:
+        Run(str(tiny_gpt2_dir), dialogue=Answering, reward_weights=[1.0], eval_prompts=["Count"])
+    assert [issue.path for issue in error.value.issues] == ["prompts", "reward"]
+
+
 def test_environments_of_gymnasium_are_made_by_their_ids(tiny_gpt2_dir, tmp_path):
     gymnasium.register("tests/Answering-v0", entry_point=Answering, max_episode_steps=2)
     try:

@@ -93,7 +93,7 @@ TEMPLATE_DATE = "tokenizer.template_date"
 """Key that a new run sets to the day of its start."""
 
 POLICY_ARGS = "alg.policy.args"
-SPEEDUPS = f"{POLICY_ARGS}.{speedups.KEY}"
+SPEEDUPS = speedups.PATH
 """Block in which a new run stores all speedups."""
 
 _ENGINE = f"{POLICY_ARGS}.engine.args"
@@ -143,7 +143,6 @@ _LENGTHS = {
     "alg.training_args.num_train_epochs": ("alg.training_args.lr_scheduler_type", ("constant",)),
 }
 """Key of a run's length -> key of its learning rate schedule, and the schedules independent of the length."""
-
 
 N_SHOWN = 3
 """Largest number of differences in the reason why a run does not match a command."""
@@ -406,18 +405,22 @@ def as_started(config: ConfigT, day: str) -> ConfigT:
     """
     if config.tokenizer.template_date is None:
         config = with_template_date(config, day)
-    if isinstance(config, RunConfig) and speedups.has_speedups(POLICIES.arguments_class(config.alg.policy.id)):
+    if isinstance(config, RunConfig) and _has_speedups(config.alg.policy.id):
         config = with_speedups(config, speedups.all_speedups(config.alg.policy.args.get(speedups.KEY)))
     return config
 
 
 def _with_start_of(folder: Path, config: ConfigT) -> ConfigT:
-    """Return the config with the day and the speedups of the run in a folder, unless it has its own."""
+    """Return the config with the day and the speedups of the run in a folder, where it does not set them itself."""
     stored = own_config(folder)
     if config.tokenizer.template_date is None:
         config = with_template_date(config, at(stored, TEMPLATE_DATE))
-    if isinstance(config, RunConfig) and at(stored, SPEEDUPS) is not None:
-        config = with_speedups(config, at(stored, SPEEDUPS))
+
+    # The block of a command may set some of the speedups; one of them may change.
+    stored_speedups = at(stored, SPEEDUPS)
+    if isinstance(config, RunConfig) and stored_speedups is not None:
+        chosen = config.alg.policy.args.get(speedups.KEY) or {}
+        config = with_speedups(config, {**stored_speedups, **chosen})
     return config
 
 
@@ -605,11 +608,21 @@ def own_config(run_folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RL4LMsLikeError) as error:
         raise CheckpointError(f"{run_folder} is not a run folder: cannot read {file.name}: {error}") from error
 
-    # Every policy that has speedups also has a `model_name`; the `config.json` of a model has no `alg`.
+    # The `config.json` of a model has no `alg`.
     policy_args = at(mapping, POLICY_ARGS)
-    if isinstance(policy_args, dict) and "model_name" in policy_args:
+    if isinstance(policy_args, dict) and _has_speedups(at(mapping, "alg.policy.id")):
         policy_args[speedups.KEY] = speedups.stored_speedups(policy_args.get(speedups.KEY))
     return mapping
+
+
+def _has_speedups(policy_id: Any) -> bool:
+    """Return whether a policy has the argument `speedups`; False for an id that does not exist."""
+    if not isinstance(policy_id, str):
+        return False
+    try:
+        return speedups.has_speedups(POLICIES.arguments_class(policy_id))
+    except ConfigError:  # reported by `parse_config`, together with all other errors
+        return False
 
 
 def _refuse_edited(

@@ -6,16 +6,24 @@ import json
 import shutil
 
 import pytest
+from stable_baselines3.common.policies import ActorCriticPolicy
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.policies.speedups import PATH, all_speedups, no_speedups
 from rl4lms_like.run import train_config
 from rl4lms_like.system.schema import at
-from rl4lms_like.training.resuming.resume import find_unfinished, resumption
+from rl4lms_like.training.resuming.resume import as_started, find_unfinished, own_config, resumption
 from tests.conftest import REPOSITORY
 from tests.training.resuming.test_resume import blocks
 
 FEW = {"train_evaluation": {"eval_batch_size": 6, "n_iters": 3, "eval_every": 9, "save_every": 1, "metrics": []}}
+
+
+class WithoutSpeedups(ActorCriticPolicy):
+    """A user's policy, which has a model but not the argument `speedups`."""
+
+    def __init__(self, observation_space, action_space, lr_schedule, *, model_name: str) -> None:
+        raise NotImplementedError
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +63,9 @@ def test_the_same_command_keeps_those_of_the_run(command, stopped, tmp_path):
 
 def test_a_command_with_another_one_is_of_another_run(command, stopped):
     config = parse_config(with_block(command, {"keep_freed_memory": True}))
-    assert find_unfinished(config, stopped)[0] is not None  # it changes no number
+    run, _ = find_unfinished(config, stopped)  # it changes no number
+    run.lock.release()
+    assert at(run.config.to_dict(), PATH) == no_speedups() | {"keep_freed_memory": True}
     config = parse_config(with_block(command, {"sampler_log_probs": True}))
     assert find_unfinished(config, stopped)[0] is None  # it changes rounding
 
@@ -65,3 +75,10 @@ def test_a_run_of_an_earlier_version_is_resumed_without_them(tmp_path):
     assert at(resumption(folder).config.to_dict(), PATH) == no_speedups()
     changed = resumption(folder, [f"{PATH}.keep_freed_memory=true"]).config.to_dict()
     assert at(changed, PATH) == no_speedups() | {"keep_freed_memory": True}
+
+
+def test_the_policy_of_a_user_may_have_none(command, tmp_path):
+    policy = {"id": f"{__name__}:WithoutSpeedups", "args": {"model_name": "some/model"}}
+    config = as_started(parse_config({**command, "alg": {**command["alg"], "policy": policy}}), "2026-01-01")
+    (tmp_path / "config.json").write_text(json.dumps(config.to_dict()))
+    assert parse_config(own_config(tmp_path)).alg.policy.args == {"model_name": "some/model"}
