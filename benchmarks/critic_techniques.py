@@ -150,18 +150,30 @@ def table(kept: dict[str, Any]) -> list[str]:
     return rows
 
 
+def parsed(parser: argparse.ArgumentParser, seeds: str, output: Path) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Add the options of a program that keeps its finished runs; return all options, and the runs so far.
+
+    Args:
+        parser: with the program's other options.
+        seeds: default of the first and last seed.
+        output: default of the file of results.
+    """
+    parser.add_argument("--seeds", default=seeds, help="first and last seed (default %(default)s)")
+    parser.add_argument("--table", action="store_true", help="print the results and end")
+    parser.add_argument("--output", type=Path, default=output)
+    options = parser.parse_args()
+    kept: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {"runs": {}}
+    return options, kept
+
+
 def main() -> None:
     """Run the cells that are asked for, and keep their curves."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tasks", default=",".join(TASKS), help=f"some of {', '.join(TASKS)}")
     parser.add_argument("--cells", default=",".join(["today", *TECHNIQUES]))
     parser.add_argument("--best", help="techniques of the best combination; run on its own")
-    parser.add_argument("--seeds", default="0-9", help="first and last seed")
-    parser.add_argument("--table", action="store_true", help="print the results and end")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options, kept = parsed(parser, "0-9", RESULTS)
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {"runs": {}}
     if options.table:
         print("\n".join(table(kept)))
         return

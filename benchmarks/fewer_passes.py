@@ -26,6 +26,7 @@ import torch
 from stable_baselines3.common.logger import Logger
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.critic_techniques import parsed
 from benchmarks.hyperparameters import half_width
 from rl4lms_like.config.load import load_config
 from rl4lms_like.core.seeding import derived_seed
@@ -245,14 +246,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", default=",".join(GROUPS), help=f"some of {', '.join(GROUPS)}")
     parser.add_argument("--cells", action="append", help="a cell of the groups, may be repeated (default: all)")
-    parser.add_argument("--seeds", default="0-3", help="first and last seed")
     parser.add_argument("--n_iters", type=int, default=25)
     parser.add_argument("--costs", action="store_true", help="measure the CPU time of iterations, and end")
-    parser.add_argument("--table", action="store_true", help="print the results and end")
-    parser.add_argument("--output", type=Path, default=RESULTS)
-    options = parser.parse_args()
+    options, kept = parsed(parser, "0-3", RESULTS)
     torch.set_num_threads(1)
-    kept: dict[str, Any] = json.loads(options.output.read_text()) if options.output.exists() else {"runs": {}}
     if options.table:
         print("\n".join(table(kept)))
         return

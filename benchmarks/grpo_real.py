@@ -15,16 +15,13 @@ import argparse
 import re
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from benchmarks import tables
-from benchmarks.ppo_iteration import RESULTS, write
-from benchmarks.workers import check_work, running
+from benchmarks.ppo_iteration import RESULTS, add_options, console, measure, write
 from benchmarks.workload import SPECIAL, Shape
 
 SYSTEMS = ("ours_grpo", "trl_grpo")
@@ -40,6 +37,7 @@ SHAPE = Shape(
     vocab_size=49152,
     family="Llama",
 )
+QUICK_SHAPE = replace(SHAPE, response_len=4, episodes=8, minibatch=8)
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 N_WARM_UP = 2
 N_WORDS = 2000
@@ -48,8 +46,6 @@ WORD = re.compile("Ġ[a-z]{3,}")
 
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
 """glibc keeps the memory of freed tensors, instead of mapping and zeroing each large one again."""
-
-console = Console()
 
 
 def with_an_end_that_is_never_sampled(model: Path, folder: Path) -> list[int]:
@@ -80,6 +76,14 @@ def with_an_end_that_is_never_sampled(model: Path, folder: Path) -> list[int]:
     return words[:N_WORDS]
 
 
+@contextmanager
+def job_with(model: Path) -> Iterator[dict[str, Any]]:
+    """Return what the job of each system has in addition, with a copy of the model that exists within the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = with_an_end_that_is_never_sampled(model, Path(folder))
+        yield {"model": Path(folder), "words": words, "lora": LORA}
+
+
 def summary(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Return medians of each system, and the ratio of CPU times to TRL's within a round."""
     rows = {}
@@ -99,39 +103,23 @@ def summary(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, flo
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of SmolLM2-135M, made by benchmarks.real_model")
-    parser.add_argument("--iterations", type=int, default=5, help=f"of each, after {N_WARM_UP} warm-ups (default 5)")
     parser.add_argument("--keep_freed_memory", action="store_true", help="malloc settings, the same for both systems")
-    parser.add_argument("--quick", action="store_true", help="4 responses of 4 tokens: does everything run?")
-    parser.add_argument("--threads", type=int, default=1, help="of torch in each system (default 1)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
+    add_options(parser, n_warm_up=N_WARM_UP)
     options = parser.parse_args(arguments)
 
-    shape = replace(SHAPE, response_len=4, episodes=8, minibatch=8) if options.quick else SHAPE
-    console.print(tables.describe(shape))
-    with tempfile.TemporaryDirectory() as folder:
-        words = with_an_end_that_is_never_sampled(options.model, Path(folder))
-        environment = KEEP_FREED_MEMORY if options.keep_freed_memory else {}
-        job: dict[str, Any] = {"model": Path(folder), "words": words, "lora": LORA, "environment": environment}
-        with running(SYSTEMS, shape, seed=options.seed, threads=options.threads, **job) as workers:
-            systems: dict[str, Any] = {w.name: {**w.loaded, "warm_up": [], "iterations": []} for w in workers}
-            for round_ in range(N_WARM_UP + options.iterations):
-                for worker in workers:
-                    iteration = worker.run_iteration()
-                    check_work(worker.name, shape, iteration)
-                    is_warm_up = round_ < N_WARM_UP
-                    systems[worker.name]["warm_up" if is_warm_up else "iterations"].append(iteration)
-                    number = 0 if is_warm_up else round_ - N_WARM_UP + 1
-                    console.print(tables.progress_line(worker.name, number, iteration), highlight=False)
+    shape = QUICK_SHAPE if options.quick else SHAPE
+    environment = KEEP_FREED_MEMORY if options.keep_freed_memory else {}
+    with job_with(options.model) as job:
+        measured = measure(shape, SYSTEMS, options, n_warm_up=N_WARM_UP, environment=environment, **job)
 
-    rows = summary(systems)
+    rows = summary(measured["systems"])
     for name, row in rows.items():
         console.print(
             f"{name}: {row['cpu_s']:.1f} CPU s, {row['cpu_times_trl']:.2f} of TRL's, peak {row['peak_mb']:.0f} MiB, "
             f"others {row['others_cores']:.2f} cores"
         )
     name = "grpo_real_keep_freed_memory" if options.keep_freed_memory else "grpo_real"
-    results = {"shape": asdict(shape), "lora": LORA, "environment": environment, "systems": systems, "summary": rows}
+    results = {"lora": LORA, "environment": environment, **measured, "summary": rows}
     write(options.output or RESULTS / f"{name}.json", options, results)
 
 

@@ -59,13 +59,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(shape: Shape, names: Sequence[str], options: argparse.Namespace, **job: Any) -> dict[str, Any]:
+def measure(
+    shape: Shape, names: Sequence[str], options: argparse.Namespace, *, n_warm_up: int = 1, **job: Any
+) -> dict[str, Any]:
     """Interleaved iterations of several systems on one shape.
 
     Args:
         shape: of the work.
         names: of the systems, in the order of a round.
         options: iterations, seed, threads.
+        n_warm_up: number of rounds before those that are measured.
         job: more entries for every worker's job.
 
     Returns:
@@ -74,13 +77,23 @@ def measure(shape: Shape, names: Sequence[str], options: argparse.Namespace, **j
     console.print(f"[bold]shape {shape.name}[/bold]: {tables.describe(shape)}")
     with running(names, shape, seed=options.seed, threads=options.threads, **job) as workers:
         systems = {worker.name: {**worker.loaded, "warm_up": [], "iterations": []} for worker in workers}
-        for round_ in range(options.iterations + 1):
+        for round_ in range(1 - n_warm_up, options.iterations + 1):  # warm-ups up to 0
             for worker in workers:
                 iteration = worker.run_iteration()
                 check_work(worker.name, shape, iteration)
-                systems[worker.name]["iterations" if round_ else "warm_up"].append(iteration)
-                console.print(tables.progress_line(worker.name, round_, iteration), highlight=False)
+                systems[worker.name]["iterations" if round_ > 0 else "warm_up"].append(iteration)
+                console.print(tables.progress_line(worker.name, max(round_, 0), iteration), highlight=False)
     return {"shape": asdict(shape), "systems": systems}
+
+
+def add_options(parser: argparse.ArgumentParser, *, n_warm_up: int = 1) -> None:
+    """Add the options that `measure` and `write` read, and the path of the results."""
+    warm_up = "one warm-up" if n_warm_up == 1 else f"{n_warm_up} warm-ups"
+    parser.add_argument("--iterations", type=int, default=5, help=f"of each system, after {warm_up} (default 5)")
+    parser.add_argument("--threads", type=int, default=1, help="of torch in each system (default 1)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="tiny work: does everything run?")
+    parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
 
 
 def write(path: Path, options: argparse.Namespace, results: Mapping[str, Any]) -> None:
@@ -154,13 +167,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=names_from(SHAPES), default=["i", "ii", "iii"], help="default: i,ii,iii")
     parser.add_argument("--systems", type=names_from(SYSTEMS), default=list(SYSTEMS), help=f"of {','.join(SYSTEMS)}")
-    parser.add_argument("--iterations", type=int, default=5, help="of each system, after one warm-up (default 5)")
     parser.add_argument("--epochs", type=int, help="instead of the shape's")
-    parser.add_argument("--threads", type=int, default=1, help="of torch in each system (default 1)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="tiny work: does everything run?")
     parser.add_argument("--before", type=Path, help="a checkout of an older commit: `before`, `before_grpo`")
-    parser.add_argument("--output", type=Path, help="the JSON file (default: in benchmarks/results)")
+    add_options(parser)
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument("--scaling", dest="mode", action="store_const", const=scaling, help=scaling.__doc__)
     mode.add_argument("--profile", dest="mode", action="store_const", const=profile, help=profile.__doc__)

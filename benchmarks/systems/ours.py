@@ -61,7 +61,6 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
         policy_kwargs={
             "model_name": worker.model,
             "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len},
-            "speedups": worker.job.get("speedups", {}),
             **adapters,
             **policy,
         },

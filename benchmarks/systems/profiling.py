@@ -88,7 +88,8 @@ def watch_parts(algorithm: PPO) -> Parts:
     watch(policy, "generate", "rollout: generate")
     watch(algorithm.env, "reset", "rollout: prompts")
     watch(algorithm.env, "play", "rollout: rewards")
-    watch(policy, "score", "rollout: score (policy, critic, reference)")
+    for method in ("score", "score_sampled"):  # the second one with log-probs of the sampling
+        watch(policy, method, "rollout: score (policy, critic, reference)")
     watch(algorithm.rollout_buffer, "compute_returns_and_advantage", "rollout: advantages")
     watch(algorithm, "loss", "update: forward")
     watch(torch.Tensor, "backward", "update: backward")
