@@ -14,8 +14,10 @@ import json
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 ENVIRONMENTS = Path(__file__).parent / ".envs"
 RECEIPT = "requirements.json"
@@ -26,6 +28,15 @@ def same_version(package: str) -> str:
     return f"{package}=={version(package).split('+')[0]}"
 
 
+def is_installed(requirement: str) -> bool:
+    """Return whether this interpreter has what a requirement asks for."""
+    wanted = Requirement(requirement)
+    try:
+        return version(wanted.name) in wanted.specifier
+    except PackageNotFoundError:
+        return False
+
+
 def python_of(
     name: str, requirements: tuple[str, ...], *, own_torch: bool = False, without: tuple[str, ...] = ()
 ) -> str:
@@ -33,14 +44,15 @@ def python_of(
 
     Args:
         name: of its folder.
-        requirements: for pip; torch and transformers are added. Without any, this very interpreter is returned.
+        requirements: for pip; torch and transformers are added. If all are installed here, this interpreter is
+            returned.
         own_torch: install the torch and transformers that the requirements ask for.
         without: packages to remove afterwards.
 
     Raises:
         subprocess.CalledProcessError: venv or pip failed; what they said is on the screen.
     """
-    if not requirements:
+    if all(map(is_installed, requirements)):
         return sys.executable
     wanted = [*requirements, *(() if own_torch else map(same_version, ("torch", "transformers")))]
     folder = ENVIRONMENTS / name

@@ -3,15 +3,19 @@
     python -m benchmarks.grpo_real benchmarks/.models/smollm2             5 iterations after two warm-ups
     python -m benchmarks.grpo_real benchmarks/.models/smollm2 --keep_freed_memory
     python -m benchmarks.grpo_real benchmarks/.models/smollm2 --quick     does everything run? (tiny work)
+    python -m benchmarks.grpo_real FOLDER --device cuda --dtype bfloat16 --episodes 64 --response_len 256
 
 The folder is made by `benchmarks.real_model`. An iteration is 4 prompts of 46 tokens with 8 responses of 32 tokens
 each, and one optimizer step of LoRA (rank 16, all linear layers), in float32 on one thread, with a KL penalty to the
-base model in both systems. They take turns, and the ratio is the median of ratios within a round.
+base model in all systems. They take turns, and the ratio is the median of ratios of CPU times within a round, with a
+GPU of wall times. `ours_grpo_bfloat16` generates in bfloat16 and has a reference in bfloat16, `ours_grpo_compiled`
+has compiled decoding.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import statistics
 import tempfile
@@ -22,9 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ppo_iteration import RESULTS, add_options, console, measure, write
+from benchmarks.workers import SYSTEMS as ALL_SYSTEMS
+from benchmarks.workers import System
 from benchmarks.workload import SPECIAL, Shape
 
 SYSTEMS = ("ours_grpo", "trl_grpo")
+SYSTEMS_HELP = "some of ours_grpo, ours_grpo_bfloat16, ours_grpo_compiled; and trl_grpo"
+IN_BFLOAT16 = {"generation_dtype": "bfloat16", "reference_dtype": "bfloat16"}
+"""Arguments of the policy of `ours_grpo_bfloat16`."""
 SHAPE = Shape(
     "smollm2",
     prompt_len=46,
@@ -84,42 +93,79 @@ def job_with(model: Path) -> Iterator[dict[str, Any]]:
         yield {"model": Path(folder), "words": words, "lora": LORA}
 
 
-def summary(systems: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return medians of each system, and the ratio of CPU times to TRL's within a round."""
+def summary(systems: Mapping[str, Mapping[str, Any]], shape: Shape, clock: str) -> dict[str, dict[str, float]]:
+    """Return medians of each system, and the ratio of its time to TRL's within a round.
+
+    Args:
+        systems: as `measure` returns them.
+        shape: of the work.
+        clock: `cpu_s` or `wall_s`: what the ratio is of.
+    """
     rows = {}
     for name, system in systems.items():
         iterations = system["iterations"]
         pairs = zip(iterations, systems["trl_grpo"]["iterations"], strict=True)
-        rows[name] = {
-            "cpu_s": statistics.median(iteration["cpu_s"] for iteration in iterations),
-            "wall_s": statistics.median(iteration["wall_s"] for iteration in iterations),
-            "others_cores": statistics.median(iteration["others_cores"] for iteration in iterations),
-            "peak_mb": iterations[-1]["peak_mb"],
-            "cpu_times_trl": statistics.median(mine["cpu_s"] / trl["cpu_s"] for mine, trl in pairs),
+        keys = ("cpu_s", "wall_s", "rollout_s", "update_s", "others_cores")
+        row = {key: statistics.median(iteration[key] for iteration in iterations) for key in keys}
+        peak = "gpu_peak_mb" if "gpu_peak_mb" in iterations[-1] else "peak_mb"
+        rows[name] = row | {
+            peak: iterations[-1][peak],
+            "tokens_per_s": shape.response_tokens / row["wall_s"],
+            "times_trl": statistics.median(mine[clock] / trl[clock] for mine, trl in pairs),
         }
     return rows
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    """Return the work of an iteration; sizes of another model than SmolLM2-135M are those of its folder."""
+    if options.quick:
+        return QUICK_SHAPE
+    chosen = {key: getattr(options, key) for key in ("prompt_len", "response_len", "episodes") if getattr(options, key)}
+    shape = replace(SHAPE, **chosen)
+    config = json.loads((options.model / "config.json").read_text())
+    sizes = {
+        "n_layer": config["num_hidden_layers"],
+        "n_embd": config["hidden_size"],
+        "vocab_size": config["vocab_size"],
+    }
+    return replace(shape, minibatch=shape.episodes, **sizes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="folder of SmolLM2-135M, made by benchmarks.real_model")
-    parser.add_argument("--keep_freed_memory", action="store_true", help="malloc settings, the same for both systems")
+    parser.add_argument("--keep_freed_memory", action="store_true", help="malloc settings, the same for all systems")
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"{SYSTEMS_HELP} (default %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", default="float32", help="bfloat16: computation under autocast in all (with a GPU)")
+    for key in ("prompt_len", "response_len", "episodes"):
+        parser.add_argument(f"--{key}", type=int, help=f"instead of {getattr(SHAPE, key)}")
     add_options(parser, n_warm_up=N_WARM_UP)
     options = parser.parse_args(arguments)
 
-    shape = QUICK_SHAPE if options.quick else SHAPE
-    environment = KEEP_FREED_MEMORY if options.keep_freed_memory else {}
-    with job_with(options.model) as job:
-        measured = measure(shape, SYSTEMS, options, n_warm_up=N_WARM_UP, environment=environment, **job)
+    shape = shape_of(options)
+    job: dict[str, Any] = {"device": options.device, "policy": {"dtype": options.dtype}}
+    job["environment"] = KEEP_FREED_MEMORY if options.keep_freed_memory else {}
 
-    rows = summary(measured["systems"])
+    # Variants of this library: in bfloat16, and with compiled decoding.
+    decoding = {"do_sample": True, "top_k": 0, "max_new_tokens": shape.response_len, "cache_implementation": "static"}
+    decoding["max_cache_len"] = shape.prompt_len + shape.response_len
+    for name, arguments in (("bfloat16", IN_BFLOAT16), ("compiled", {"generation_kwargs": decoding})):
+        of_system = {"algorithm": "grpo", "policy": {**job["policy"], **arguments}}
+        ALL_SYSTEMS[f"ours_grpo_{name}"] = System("ours", job=of_system)
+    with job_with(options.model) as of_model:
+        measured = measure(shape, options.systems.split(","), options, n_warm_up=N_WARM_UP, **job, **of_model)
+
+    clock = "cpu_s" if options.device == "cpu" else "wall_s"
+    rows = summary(measured["systems"], shape, clock)
     for name, row in rows.items():
+        peak = row.get("gpu_peak_mb", row.get("peak_mb"))
         console.print(
-            f"{name}: {row['cpu_s']:.1f} CPU s, {row['cpu_times_trl']:.2f} of TRL's, peak {row['peak_mb']:.0f} MiB, "
-            f"others {row['others_cores']:.2f} cores"
+            f"{name}: {row[clock]:.2f} s, {row['times_trl']:.2f} of TRL's, {row['tokens_per_s']:.0f} tokens/s, "
+            f"peak {peak:.0f} MiB, others {row['others_cores']:.2f} cores"
         )
     name = "grpo_real_keep_freed_memory" if options.keep_freed_memory else "grpo_real"
-    results = {"lora": LORA, "environment": environment, **measured, "summary": rows}
+    results = {"lora": LORA, **job, **measured, "summary": rows}
     write(options.output or RESULTS / f"{name}.json", options, results)
 
 

@@ -77,8 +77,9 @@ class WorkerProcess:
             "MKL_NUM_THREADS": threads,
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(system.checkout),  # an editable installation would come first
+            # The checkout before an editable installation of another one.
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(system.checkout), os.environ.get("PYTHONPATH")])),
+            **({} if job.get("device") == "cuda" else {"CUDA_VISIBLE_DEVICES": ""}),
             **job.get("environment", {}),
         }
         with log.open("w") as errors:

@@ -72,7 +72,7 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
         clip_range=workload.CLIP_RANGE,
         **own,
         seed=worker.seed,
-        device="cpu",
+        device=worker.device,
     )
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import workload
-from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate
+from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate, on_device
 from benchmarks.systems.worker import UpdateWatch, Worker
 
 GENERATIONS = 8  # responses a prompt, TRL's default
@@ -47,7 +47,7 @@ def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTr
         max_completion_length=shape.response_len,
         beta=workload.KL_COEF,
         epsilon=workload.CLIP_RANGE,
-        **TRAINING_ARGUMENTS,
+        **TRAINING_ARGUMENTS | on_device(worker),
     )
     tokenizer = AutoTokenizer.from_pretrained(worker.model)
     words = worker.job.get("words")  # of a model of natural language

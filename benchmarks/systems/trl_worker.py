@@ -30,6 +30,13 @@ TRAINING_ARGUMENTS: dict[str, Any] = {
 }
 
 
+def on_device(worker: Worker) -> dict[str, Any]:
+    """The arguments of a job on a GPU, with bfloat16 where this library has `dtype: bfloat16`."""
+    if worker.device == "cpu":
+        return {}
+    return {"use_cpu": False, "bf16": worker.job["policy"].get("dtype") == "bfloat16"}
+
+
 class IterationGate(TrainerCallback):
     """Turns a training loop that never stops into iterations on request.
 

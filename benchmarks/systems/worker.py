@@ -54,6 +54,11 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MIB
 
 
+def gpu_peak_mb() -> float:
+    """The most memory that tensors had on the GPU, MiB."""
+    return torch.cuda.max_memory_allocated() / MIB
+
+
 def machine_busy_s() -> float:
     """CPU seconds that all processes of the machine have used since it started, stolen time included."""
     stat = Path("/proc/stat")
@@ -78,6 +83,7 @@ class Worker:
         shape: the work of an iteration.
         model: folder of the model and its tokenizer.
         seed: of prompts and samples.
+        device: `cpu` or `cuda`.
     """
 
     def __init__(self) -> None:
@@ -87,6 +93,7 @@ class Worker:
         self.shape = Shape(**self.job["shape"])
         self.model: str = self.job["model"]
         self.seed: int = self.job["seed"]
+        self.device: str = self.job.get("device", "cpu")
         torch.set_num_threads(self.job["threads"])
         torch.manual_seed(self.seed)
         self._after_imports_mb = resident_mb()
@@ -121,18 +128,24 @@ class Worker:
 
     def rollout_done(self) -> None:
         """The rollout is over, the update starts."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
         self._rollout_wall, self._rollout_cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
 
     def iteration_done(self, *, optimizer_steps: int, response_tokens: int, **extras: Any) -> None:
-        """Stop the clocks and report.
+        """Stop the clocks, when the GPU has done its work, and report.
 
         Args:
             optimizer_steps: that were really taken.
             response_tokens: that were really generated.
             extras: anything else worth keeping, JSON.
         """
+        if self.device == "cuda":
+            torch.cuda.synchronize()
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         busy = machine_busy_s() - self._busy
+        if self.device == "cuda":
+            extras = {"gpu_peak_mb": gpu_peak_mb(), **extras}
         self._say(
             event="iteration",
             wall_s=wall,

@@ -29,7 +29,10 @@ def test_prompts_are_one_token_a_word_and_the_end_cannot_be_sampled(tmp_path, mo
 
 def test_the_ratio_is_the_median_of_ratios_within_a_round():
     def system(seconds):
-        return {"iterations": [{"cpu_s": s, "wall_s": s, "others_cores": 0.0, "peak_mb": 1.0} for s in seconds]}
+        keys = ("cpu_s", "wall_s", "rollout_s", "update_s")
+        return {"iterations": [dict.fromkeys(keys, s) | {"others_cores": 0.0, "peak_mb": 1.0} for s in seconds]}
 
-    rows = grpo_real.summary({"ours_grpo": system([1.0, 4.0, 3.0]), "trl_grpo": system([2.0, 4.0, 10.0])})
-    assert rows["ours_grpo"]["cpu_times_trl"] == pytest.approx(0.5) and rows["trl_grpo"]["cpu_times_trl"] == 1.0
+    systems = {"ours_grpo": system([1.0, 4.0, 3.0]), "trl_grpo": system([2.0, 4.0, 10.0])}
+    rows = grpo_real.summary(systems, grpo_real.SHAPE, "cpu_s")
+    assert rows["ours_grpo"]["times_trl"] == pytest.approx(0.5) and rows["trl_grpo"]["times_trl"] == 1.0
+    assert rows["ours_grpo"]["tokens_per_s"] == pytest.approx(32 * 32 / 3.0)

@@ -15,6 +15,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from tests.policies.second_device import SECOND
+
+DEVICE_TYPE = SECOND.partition(":")[0]
 VALUES = {"_local_scalar_dense", "equal", "is_nonzero"}
 """Operations that return a number of Python: `item`, `float(x)`, `if x`."""
 SIZES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
@@ -58,9 +61,9 @@ def waits(name: str, args: Any, kwargs: Any) -> bool:
     if base == "_to_copy" and kwargs.get("device") is not None:
         devices.add(torch.device(kwargs["device"]).type)
     if base in ("_to_copy", "copy_", "_copy_from"):
-        return "second" in devices and len(devices) > 1
+        return DEVICE_TYPE in devices and len(devices) > 1
 
-    if "second" not in devices:
+    if DEVICE_TYPE not in devices:
         return False
     if base in VALUES | SIZES:
         return True
@@ -69,7 +72,7 @@ def waits(name: str, args: Any, kwargs: Any) -> bool:
     if base in ("index", "index_put", "index_put_"):
         is_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
         # torch fills a mask with one number without looking for its positions.
-        return is_mask and (base == "index" or args[2].dim() > 0 or args[2].device.type == "second")
+        return is_mask and (base == "index" or args[2].dim() > 0 or args[2].device.type == DEVICE_TYPE)
     return False
 
 

@@ -1,8 +1,8 @@
-"""A second torch device, `second:0`, whose tensors are in main memory.
+"""A second torch device: the first GPU, or without a GPU `second:0`, whose tensors are in main memory.
 
-Like a GPU, it refuses operations on tensors of several devices. torch has one such device per process, which it then
-takes for an accelerator, so that only programs of their own call `register`: pytest's process imports this module, too,
-when it collects doctests.
+Like a GPU, that one refuses operations on tensors of several devices. torch has one such device per process, which it
+then takes for an accelerator, so that only programs of their own call `register`: pytest's process imports this module,
+too, when it collects doctests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Backend(_DummyBackendModule):
         return [torch.bfloat16]
 
 
-SECOND = "second:0"
+SECOND = "cuda:0" if torch.cuda.is_available() else "second:0"
 
 
 class SecondTensor(torch.Tensor):
@@ -113,6 +113,8 @@ LIBRARY = torch.library.Library("aten", "IMPL")  # its kernels are there as long
 
 def register() -> None:
     """Make the device one of this process, until it ends."""
+    if SECOND != "second:0":
+        return
     _setup_privateuseone_for_python_backend("second", backend_module=Backend())
     torch.__future__.set_swap_module_params_on_conversion(True)  # weights stay tied when a module moves to it
     for name, kernel in KERNELS.items():
