@@ -164,7 +164,7 @@ def test_only_learned_tokens_are_learned(tiny_config, tmp_path):
     text = Text(prompt=prompt, response=response, is_learned=[True, False, False, True])
     mix = PretrainingMix(texts=[text], coeff=1.0, batch_size=1, seed=0, pad_token_id=0)
     (loss,) = mix.losses(run.policy, 0, micro_batch_size=None, ranks=run.ranks)
-    ids = torch.tensor([[*prompt, *response]])
+    ids = torch.tensor([[*prompt, *response]], device=run.policy.device)
     log_probs = run.policy.policy_model(input_ids=ids).logits[0, :-1].log_softmax(dim=-1)
     expected = -(log_probs[1, 7] + log_probs[4, 10]) / 2
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)

@@ -27,6 +27,7 @@ from tests.robustness.killed_runs import files_of
 from tests.training.resuming.test_resume import PAIRS, blocks
 
 DEVICE = "cuda"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # for `deterministic`; CUDA reads it when it starts
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 SAMPLED = {"do_sample": True, "top_k": 0, "max_new_tokens": 12}

@@ -85,7 +85,8 @@ def learned(config, n_iterations: int = 2):
 def log_probs_of(model, prompt, response, mask=None) -> np.ndarray:
     """One text at a time, without padding: the plain definition."""
     with torch.no_grad():
-        logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1].double()
+        ids = torch.tensor([prompt + response], device=model.device)
+        logits = model(ids).logits[0, len(prompt) - 1 : -1].double().cpu()
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
     chosen = logits.log_softmax(-1)

@@ -12,6 +12,7 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.settings import check_settings
 from tests.builders import make_policy
 from tests.config_errors import raises_at
+from tests.policies.second_device import SECOND
 
 KL = {"coeff": 0.05, "target_kl": 0.2}
 EXACT = 1e-5  # ten times that for logged numbers: the explained variance divides two small ones
@@ -74,8 +75,7 @@ def test_a_second_device_changes_no_number(tiny_gpt2_dir, tiny_t5_dir, tmp_path)
     found = json.loads(done.stdout.splitlines()[-1])
     assert [each["id"] for each in found] == ["ppo", "ppo", "nlpo", "grpo"]
     for each in found:
-        second = "second:0"
-        assert each["devices"] == ["cpu", None if each["id"] == "grpo" else second, second]
+        assert each["devices"] == ["cpu", None if each["id"] == "grpo" else SECOND, SECOND]
         assert each["weights"] < EXACT and max(each["numbers"].values()) < 10 * EXACT and each["n_numbers"] > 20, each
         assert each["resumed"] == 0, each
 

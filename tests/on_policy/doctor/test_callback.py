@@ -134,7 +134,7 @@ class StalePPO(PPO):
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for weight in self.policy.model.parameters():
-                weight += 0.05 * torch.randn(weight.shape, generator=generator)
+                weight += 0.05 * torch.randn(weight.shape, generator=generator).to(weight.device)
         super().train()
 
 
