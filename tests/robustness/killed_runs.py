@@ -7,7 +7,7 @@
     python -m tests.robustness.killed_runs --cells grpo/causal,dapo/causal --kills 10
     python -m tests.robustness.killed_runs --cells reward_model/causal,dpo/causal,kto/seq2seq --kills 10
     python -m tests.robustness.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
-    python -m tests.robustness.killed_runs --cells ppo/dialogue,grpo/dialogue --kills 10 --n_iters 40
+    python -m tests.robustness.killed_runs --cells ppo/dialogue,grpo/dialogue --kills 10 --n_iters 60
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
