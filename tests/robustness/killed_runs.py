@@ -7,13 +7,15 @@
     python -m tests.robustness.killed_runs --cells grpo/causal,dapo/causal --kills 10
     python -m tests.robustness.killed_runs --cells reward_model/causal,dpo/causal,kto/seq2seq --kills 10
     python -m tests.robustness.killed_runs --cells ppo/causal --ranks 2 --by kill_or_term --kills 20
+    python -m tests.robustness.killed_runs --cells ppo/dialogue,grpo/dialogue --kills 10 --n_iters 60
 
 Each cell is trained once in peace. Then the same command is started, killed by SIGKILL at a random moment after its
 first new iteration (every third time within a save), gone on with by `--resume`, killed again ..., and left alone at
 last. Weights, training state, numbers and texts of both must be equal, byte for byte, but for clock times. With
 `--by int` or `term` it is asked to stop instead: then it must also end with status 130, and go on at once from where it
 was, be that in the midst of an update. With `--ranks`, torchrun starts several processes; SIGKILL then goes to one of
-them, other signals to torchrun.
+them, other signals to torchrun. The cells `.../dialogue` play episodes of several turns and are always killed within
+one; `in_an_episode` counts those for which the environment's own file shows it.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ import yaml
 
 from rl4lms_like.testing import models
 from rl4lms_like.training.resuming.checkpoints import checkpoints_in, newest_checkpoint
+from tests.robustness.logged_game import is_in_an_episode
 
 KILL, INT, TERM = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
 WAYS = {"kill": [(KILL,)], "int": [(INT,)], "term": [(TERM,)]}
@@ -59,6 +62,9 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 OFFLINE = ("reward_model", "dpo", "kto")
 """Objectives of preference training, whose iterations are optimizer steps."""
 CELLS = [f"{algorithm}/{family}" for algorithm, family in product((*ALGORITHMS, *OFFLINE), ("causal", "seq2seq"))]
+CELLS += ["ppo/dialogue", "grpo/dialogue"]
+GAME_LOG = "game.log"
+"""File in a cell's folder that its environment writes."""
 PAIRS = Path(__file__).parents[2] / "task_configs" / "preferences" / "film_preferences.jsonl"
 LONGEST_WAIT_S = 1.5
 """After the first new iteration; it holds several iterations, each with a checkpoint."""
@@ -72,6 +78,8 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
     algorithm, family = cell.split("/")
     if algorithm in OFFLINE:
         return offline_config_of(algorithm, family, n_iters, models_folder)
+    if family == "dialogue":
+        return dialogue_config_of(algorithm, n_iters, models_folder)
     masked = algorithm == "nlpo"
     model = str(models_folder / family)
     policy_args = {"model_name": model, "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 8}}
@@ -99,6 +107,21 @@ def config_of(cell: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
         "device": "cpu",
         "n_threads": 1,
     }
+
+
+def dialogue_config_of(algorithm: str, n_iters: int, models_folder: Path) -> dict[str, Any]:
+    """A run of the causal model with an environment that answers, without reward function and data."""
+    config = config_of(f"{algorithm}/causal", n_iters, models_folder)
+    del config["reward_fn"], config["datapool"]
+    del config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"]
+    config["env"]["args"]["max_episode_length"] = 40
+    config["env"]["dialogue"] = {
+        "id": "logged_game:LoggedGame",
+        "args": {"log": GAME_LOG},
+        "max_turns": 5,
+        "max_turn_length": 4,
+    }
+    return config
 
 
 def offline_config_of(objective: str, family: str, n_steps: int, models_folder: Path) -> dict[str, Any]:
@@ -142,6 +165,7 @@ def run_cell(
     config.write_text(yaml.safe_dump(config_of(cell, n_iters, folder.parent / "models")))
     torchrun = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks), "-m"]
     train = [sys.executable, "-m", *(torchrun if ranks > 1 else ()), "rl4lms_like", "train"]
+    train += ["--code", str(Path(__file__).parent)]  # of the environment
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def start(*arguments: str) -> subprocess.Popen[bytes]:
@@ -151,14 +175,17 @@ def run_cell(
 
     finish(start("config.yml", "--experiment_name", "peace"))
     under_fire, rng = folder / "rl4lm_exps" / "fire", random.Random(seed)
-    done, during_save, at_iterations, within = 0, 0, [], Counter[str]()
+    plays, log = cell.endswith("/dialogue"), folder / GAME_LOG
+    done, during_save, in_an_episode, at_iterations, within = 0, 0, 0, [], Counter[str]()
     while done < kills:
         found = checkpoints_in(under_fire / "checkpoints")
         process = start("--resume", str(under_fire)) if found else start("config.yml", "--experiment_name", "fire")
         if not wait_for_another(process, under_fire, found):
             break  # it came to its end
         time.sleep(rng.uniform(0, LONGEST_WAIT_S))
-        if done % 3 == 2:
+        if plays:
+            wait_for_a_turn(process, log)
+        elif done % 3 == 2:
             wait_for_a_save(process, under_fire)
             time.sleep(rng.uniform(0, LONGEST_SAVE_S))
         signals = rng.choice(WAYS[by])
@@ -177,6 +204,7 @@ def run_cell(
             raise SystemExit(f"{cell} ended with status {process.returncode}:\n{error.decode()}")
         done += 1
         within[where_it_stopped(under_fire)] += 1
+        in_an_episode += is_in_an_episode(log)
         during_save += any((under_fire / "checkpoints").glob("*.partial"))
         at_iterations.append(int(re.split("[_-]", newest_checkpoint(under_fire).name)[-1]))
     finish(start("--resume", str(under_fire)))
@@ -185,6 +213,7 @@ def run_cell(
     return {
         "kills": done,
         "during_save": during_save,
+        **({"in_an_episode": in_an_episode} if plays else {}),
         "stopped_in": dict(sorted(within.items())),
         "at_iterations": at_iterations,
         "n_iters": n_iters,
@@ -221,6 +250,13 @@ def where_it_stopped(run: Path) -> str:
 def wait_for_a_save(process: subprocess.Popen[bytes], run: Path) -> None:
     """Waits until a checkpoint is being written."""
     while process.poll() is None and not any((run / "checkpoints").glob("*.partial")):
+        time.sleep(0.0005)
+
+
+def wait_for_a_turn(process: subprocess.Popen[bytes], log: Path) -> None:
+    """Waits until an environment has answered a turn that others follow, in this process."""
+    size = log.stat().st_size
+    while process.poll() is None and (log.stat().st_size == size or not is_in_an_episode(log)):
         time.sleep(0.0005)
 
 
