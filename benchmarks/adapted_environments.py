@@ -5,7 +5,8 @@
 
 TextArena's game is `GuessTheNumber-v0` with a number from 1 to 7 and three guesses. The class is `CounterEnv`, whose
 tool `add` brings a counter to the number in the prompt. A tiny GPT-2 first learns the turns of a scripted player, half
-of which are random. GRPO then starts from that model. The reward is that of the 256 episodes of `test`, at most 1.
+of which are random. PPO (TextArena) and GRPO (TRL) then start from that model. The reward is that of the 256 episodes
+of `test`, at most 1.
 """
 
 from __future__ import annotations
@@ -48,14 +49,8 @@ env:
   dialogue: {dialogue}
 datapool: {datapool}
 alg:
-  id: grpo
-  args:
-    n_episodes: 128
-    group_size: 8
-    minibatch_episodes: 64
-    n_epochs: 2
-    scale: batch
-    learning_rate: 3.0e-4
+  id: {algorithm}
+  args: {arguments}
   kl_div: {{coeff: 0}}
   policy:
     id: causal_lm_actor_critic_policy
@@ -65,6 +60,25 @@ seed: {seed}
 device: cpu
 n_threads: 1
 """
+
+
+PPO = {
+    "n_episodes": 128,
+    "minibatch_episodes": 32,
+    "n_epochs": 4,
+    "learning_rate": 3e-4,
+    "critic_learning_rate": 1e-3,
+    "gamma": 1.0,
+    "normalize_advantage": "rollout",
+}
+GRPO = {
+    "n_episodes": 128,
+    "group_size": 8,
+    "minibatch_episodes": 64,
+    "n_epochs": 2,
+    "scale": "batch",
+    "learning_rate": 3e-4,
+}
 
 
 class CounterEnv:
@@ -137,11 +151,17 @@ class Task:
         dialogue: block `env.dialogue` of the run.
         player: class of the player.
         has_tools: whether the environment has tools. Then its target is a column of a file.
+        algorithm: `ppo` or `grpo`.
+        arguments: of the algorithm.
+        n_iters: number of iterations.
     """
 
     dialogue: dict[str, Any]
     player: type[Guesser] | type[Counter]
     has_tools: bool
+    algorithm: str
+    arguments: dict[str, Any]
+    n_iters: int
 
     def datapool(self, folder: Path) -> dict[str, Any]:
         """Return the block `datapool`."""
@@ -201,6 +221,9 @@ TASKS = {
         },
         Guesser,
         has_tools=False,
+        algorithm="ppo",
+        arguments=PPO,
+        n_iters=15,
     ),
     "trl": Task(
         {
@@ -211,11 +234,14 @@ TASKS = {
         },
         Counter,
         has_tools=True,
+        algorithm="grpo",
+        arguments=GRPO,
+        n_iters=30,
     ),
 }
 
 
-def rewards(task: Task, folder: Path, n_iters: int, seed: int) -> dict[str, float]:
+def rewards(task: Task, folder: Path, seed: int) -> dict[str, float]:
     """Train a run, and return the mean reward on `test` before and after it."""
     # The tokens are the words that occur in the texts.
     pairs = task.played_turns()
@@ -225,9 +251,15 @@ def rewards(task: Task, folder: Path, n_iters: int, seed: int) -> dict[str, floa
     train_and_save(model, tokenizer, TinyModelConfig(n_positions=N_POSITIONS, steps=300, batch_size=32), pairs)
 
     file = folder / "run.yml"
-    values = {"dialogue": json.dumps(task.dialogue), "datapool": json.dumps(task.datapool(folder))}
-    has_tools = json.dumps(task.has_tools)
-    file.write_text(RUN.format(model=model, has_tools=has_tools, n_iters=n_iters, seed=seed, **values))
+    blocks = {
+        "has_tools": task.has_tools,
+        "dialogue": task.dialogue,
+        "datapool": task.datapool(folder),
+        "arguments": task.arguments,
+    }
+    values = {name: json.dumps(block) for name, block in blocks.items()}
+    text = RUN.format(model=model, algorithm=task.algorithm, n_iters=task.n_iters, seed=seed, **values)
+    file.write_text(text)
     run = train_config(load_config(file), base_path_to_store_results=folder, experiment_name="run")
     lines = [json.loads(line) for line in (run / "test_split_metrics.jsonl").read_text().splitlines()]
     before, after = (line["metrics"]["environment/reward"] for line in (lines[0], lines[-1]))
@@ -238,15 +270,14 @@ def main() -> None:
     """Train both tasks, print their rewards, and write them to `results`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", choices=TASKS, help="one of the tasks")
-    parser.add_argument("--n_iters", type=int, default=30, help="iterations of GRPO (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the run (%(default)s)")
     options = parser.parse_args()
 
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     for name in [options.only] if options.only else TASKS:
         with tempfile.TemporaryDirectory() as folder:
-            measured = rewards(TASKS[name], Path(folder), options.n_iters, options.seed)
-        results.setdefault(name, {})[f"seed {options.seed}"] = measured | {"n_iters": options.n_iters}
+            measured = rewards(TASKS[name], Path(folder), options.seed)
+        results.setdefault(name, {})[f"seed {options.seed}"] = measured
         print(name, measured, flush=True)
     RESULTS.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
 
