@@ -111,6 +111,8 @@ class EpisodeBatch:
             (including temperature, top-k ...).
         behavior_entropy: `[n_tokens]`, entropy of that distribution; only between the sampling and the scoring of a
             rollout.
+        turn_position: `[n_tokens]`, int64, number of actions before each action in its turn. None = a turn ends at the
+            next observed token.
     """
 
     prompt_ids: Tensor
@@ -125,6 +127,7 @@ class EpisodeBatch:
     prompt_rows: Tensor | None = None
     behavior_log_prob: Tensor | None = None
     behavior_entropy: Tensor | None = None
+    turn_position: Tensor | None = None
 
     @property
     def n_episodes(self) -> int:
@@ -183,7 +186,10 @@ class EpisodeBatch:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def n_before_in_turn(self) -> Tensor:
-        """Return the number of actions before each action since the last observed token, flat `[n_tokens]`."""
+        """Return the number of actions before each action in its turn, flat `[n_tokens]`."""
+        # Observed tokens do not show where a turn begins that follows an empty answer.
+        if self.turn_position is not None:
+            return self.turn_position
         columns = torch.arange(self.response_ids.shape[1], device=self.response_ids.device)
         last_observed = torch.full_like(self.response_ids, -1)  # column of the last observed token so far
         if self.observed is not None:
@@ -373,7 +379,7 @@ def real_ids(ids: Tensor, mask: Tensor) -> list[list[int]]:
     return [row[keep].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
 
 
-_FLAT = ("allowed", "behavior_log_prob", "behavior_entropy")
+_FLAT = ("allowed", "behavior_log_prob", "behavior_entropy", "turn_position")
 """Fields with one row per action."""
 _NUMBERS = ("group_ids", "prompt_rows")
 """Fields whose numbers are only meaningful within their batch."""

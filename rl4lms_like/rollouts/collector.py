@@ -341,7 +341,7 @@ class RolloutCollector:
         """Return the episodes without what was recorded only to score them."""
         if self._records_log_prob:
             return episodes.without("behavior_entropy")
-        return episodes.without("behavior_entropy", "behavior_log_prob")
+        return episodes.without("behavior_entropy", "behavior_log_prob", "turn_position")
 
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""

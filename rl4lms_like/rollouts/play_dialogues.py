@@ -25,7 +25,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.envs.dialogues import Dialogues
 from rl4lms_like.policies.decoding import Contexts
 
-FLAT = ("allowed", "behavior_log_prob", "behavior_entropy")
+FLAT = ("allowed", "behavior_log_prob", "behavior_entropy", "turn_position")
 """Fields of episodes with one row for each action."""
 
 
@@ -187,8 +187,10 @@ def _append_turns(episodes: Sequence[_Episode], turn_ids: Sequence[Sequence[int]
         turn_ids: the ids of their turns, perhaps shorter than they were generated.
         generated: the turns as they were generated.
     """
+    device = generated.response_ids.device
     for episode, ids in zip(episodes, turn_ids, strict=True):
         episode.append(ids, observed=False)
+        episode.flat["turn_position"].append(torch.arange(len(ids), device=device))
 
     lengths = generated.lengths.tolist()
     for name in FLAT:

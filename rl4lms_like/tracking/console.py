@@ -29,8 +29,9 @@ from rl4lms_like.system.secrets import without_secrets
 from rl4lms_like.system.wording import accept_any_character, printable
 from rl4lms_like.tracking.charts import duration
 from rl4lms_like.tracking.notebook import WidgetBar, is_notebook, widget_bar
+from rl4lms_like.tracking.record import dialogue_parts
 from rl4lms_like.tracking.run_folder import ROLLOUT_GROUPS, first_scores
-from rl4lms_like.tracking.sink import Epoch, RunDescription, Sink
+from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 HEADER_EVERY = 40
@@ -39,6 +40,9 @@ HEADER_EVERY = 40
 SPARK_WIDTH = 24
 LONGEST_IN_SHORT = 160
 """Maximum number of characters of an `in_short` message: two lines of the table."""
+
+LONGEST_EPISODE = 800
+"""Maximum number of characters of an episode."""
 
 MORE = " ... (more in log.txt and report.html)"
 """Suffix of a shortened message."""
@@ -225,6 +229,20 @@ class ConsoleSink(Sink):
             table.add_row(*cells)
         self.console.print(Text(), table)
         self._n_lines = 0  # the next line has the header again
+
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        # One episode of a run with an environment that answers, whose texts are grey. Below the table of the scores.
+        turns = dialogue_parts(predictions[0].get("turns")) if predictions else []
+        if self.quiet or not turns:
+            return
+        episode = Text(" first episode   ")
+        for number, (is_observed, text) in enumerate([(True, str(predictions[0]["prompt_text"])), *turns]):
+            mark = "env: " if is_observed else ""
+            line = printable(without_secrets(f"{mark}{text.strip()}".replace("\n", "⏎")))
+            episode.append(" | " if number else "", style="dim")
+            episode.append(line, style="bright_black" if is_observed else "")
+        episode.truncate(LONGEST_EPISODE, overflow="ellipsis")
+        self.console.print(episode, soft_wrap=True)
 
     def print(self, text: str) -> None:
         """Print text unchanged, above the live display."""

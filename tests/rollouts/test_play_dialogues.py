@@ -323,3 +323,27 @@ def test_the_sample_of_an_episode_keeps_its_references(models, tokenizer):
     opened = env.samples[0]
     assert (opened.id, opened.references, opened.meta_data) == ("q", ["42"], {"level": 3})
     assert opened.prompt_or_input_text != "Question"
+
+
+def test_turns_after_empty_answers_are_counted_anew(models, tokenizer):
+    """Also where a turn was cut, so that neither an observed token nor an end token is between two turns."""
+    policy = make_policy("causal", models["gpt2"])
+    silent = [("", 0.0, False, False, {})]
+    env = dialogue_env(tokenizer, models["gpt2"], lambda: Scripted(*silent), n_envs=12, max_turns=3, max_turn_length=4)
+    env.reset()
+    episodes = play_dialogues(
+        policy, env.dialogues, eos_token_ids=[tokenizer.eos_token_id], generation_kwargs=SAMPLING, seed=3
+    )
+    assert episodes.observed is None
+    expected, n_cut = [], 0
+    for dialogue in env.dialogues.running:
+        for turn in dialogue.turns:
+            expected += range(turn.n_actions)
+            n_cut += turn.n_actions == 4
+    assert n_cut and episodes.n_before_in_turn().tolist() == expected
+
+    # As part of another batch, and in another order.
+    both = type(episodes).concatenated([episodes, episodes.select([3, 1])])
+    lengths = episodes.lengths.tolist()
+    per_episode = torch.tensor(expected).split(lengths)
+    assert both.n_before_in_turn().tolist() == expected + torch.cat([per_episode[3], per_episode[1]]).tolist()

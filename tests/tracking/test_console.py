@@ -103,6 +103,27 @@ def test_an_evaluation_is_a_table_beside_the_first_one():
     assert row.split() == ["a/b", "0.75", "0.25"]
 
 
+def test_an_evaluation_of_dialogues_shows_one_with_the_texts_of_the_environment_in_grey():
+    turns = [{"text": "4", "answer": "higher\n", "reward": 0.0}, {"text": "[b]6[/b]", "answer": "", "reward": 1.0}]
+    predictions = [{"prompt_text": "Guess:\n", "generated_text": "[b]6[/b]", "turns": turns}, {"prompt_text": "other"}]
+    shown = {}
+    for terminal in (False, True):
+        stream = io.StringIO()
+        sink_to(stream, terminal=terminal).log_predictions(3, "val", predictions)
+        shown[terminal] = stream.getvalue()
+    assert shown[False] == " first episode   env: Guess: | 4 | env: higher | [b]6[/b]\n"
+    grey, end = "\x1b[90m", "\x1b[0m"
+    assert f"{grey}env: Guess:{end}" in shown[True] and f"{grey}env: higher{end}" in shown[True]
+    assert grey not in shown[True].partition(f"{grey}env: higher{end}")[2]
+
+    # A text of many turns is cut; single responses and quiet runs show nothing.
+    long = [{"prompt_text": "Guess:", "turns": turns * 500}]
+    for chosen, quiet, length in ((long, False, 801), ([{"prompt_text": "a"}], False, 0), (predictions, True, 0)):
+        stream = io.StringIO()
+        sink_to(stream, terminal=False, quiet=quiet).log_predictions(3, "val", chosen)
+        assert len(stream.getvalue()) == length
+
+
 def test_of_a_run_that_goes_on_the_first_one_is_that_before_training(tmp_path):
     lines = [json.dumps({"epoch": epoch, "metrics": {"a/b": score}}) for epoch, score in ((0, 0.25), (3, 0.5))]
     (tmp_path / "val_split_metrics.jsonl").write_text("\n".join(lines))

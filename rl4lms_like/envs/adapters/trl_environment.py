@@ -25,7 +25,8 @@ class TrlEnvironment(ToolEnv):
 
     `reset` of the class gets the columns of the sample: `prompt`, and what `meta_columns` of the data pool selects. The
     reward of a turn is the change of `get_reward()`, so that their sum is its last value, also if `max_turns` ends the
-    episode; a class without this method leaves the reward to `reward_fn`.
+    episode; a class without this method leaves the reward to `reward_fn`. TRL calls `get_reward` once, at the end of a
+    rollout; here it is called after each turn, and should not change the environment.
 
     TRL answers every exception of a tool. Here these are the exceptions in the attribute `tool_errors` of the class, by
     default `ValueError`; all others are bugs, and end the run.
