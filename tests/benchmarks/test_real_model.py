@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks import real_model
 from benchmarks.real_model import FormatMetric, FormatReward, FormatTask, facts, is_one_word, is_right
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.run import train_config
 from tests.chat_models import save_chat_model
 
@@ -56,6 +57,43 @@ def test_the_run_of_the_task_trains_a_chat_model(tmp_path):
     mapping["train_evaluation"] |= {"n_iters": 1, "max_eval_samples": 4}
     run = train_config(parse_config(mapping), base_path_to_store_results=tmp_path, quiet=True)
     assert "format/one_word" in (run / "test_split_metrics.jsonl").read_text()
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("turns", "rewards", "valid_call", "right"),
+    [
+        ([CALL, "It is 5."], [1.0, 1.0], 1.0, 1.0),
+        ([CALL, CALL, "It is 5."], [1.0, 0.0, 1.0], 1.0, 1.0),  # a second call pays nothing
+        ([CALL, "It is 6."], [1.0, 0.0], 1.0, 0.0),
+        (["<tool_call>add 2 3</tool_call>", "It is 15 or 50."], [0.0, 0.0], 0.0, 0.0),
+        (["5"], [1.0], 0.0, 1.0),
+    ],
+)
+def test_a_valid_call_and_the_right_answer_pay_one_point_each(turns, rewards, valid_call, right):
+    task = real_model.Adder()
+    task.reset(seed=0, options={"sample": Sample.of_messages("0", [{"role": "user", "content": "2 + 3?"}], ["5"])})
+    steps = [task.step(turn) for turn in turns]
+    assert [step[1] for step in steps] == rewards and [step[2] for step in steps] == [*[False] * (len(turns) - 1), True]
+    metrics = steps[-1][4]["metrics"]
+    assert metrics["valid_call"] == valid_call and metrics["right"] == right
+
+
+def test_sums_of_the_splits_differ_and_have_their_results():
+    prompts = []
+    for split in ("train", "val", "test"):
+        for sample in real_model.ToolTask.prepare(split).samples:
+            text = sample.messages[-1]["content"]
+            assert sum(map(int, real_model.re.findall(r"\d+", text))) == int(sample.references[0])
+            prompts.append(text)
+    assert len(prompts) == len(set(prompts)) == 480
+
+
+def test_the_config_of_the_tool_task_is_valid(tmp_path):
+    config = parse_config(real_model.tool_task_run(str(save_chat_model(tmp_path / "chat"))))
+    assert config.env.dialogue.id == "benchmarks.real_model:Adder" and config.tokenizer.tools_in_system
 
 
 def test_a_model_that_was_read_from_gguf_is_saved_whole(tmp_path, monkeypatch):
