@@ -50,6 +50,7 @@ class System:
 SYSTEMS = {
     "ours": System("ours"),
     "ours_grpo": System("ours", job={"algorithm": "grpo"}),
+    "ours_bfloat16": System("ours", job={"policy": {"dtype": "bfloat16", "generation_dtype": "float32"}}),
     "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),
