@@ -223,7 +223,7 @@ TASKS = {
         has_tools=False,
         algorithm="ppo",
         arguments=PPO,
-        n_iters=15,
+        n_iters=30,
     ),
     "trl": Task(
         {
