@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from rl4lms_like.core.pictures import Picture, number_of
+
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
 
@@ -37,6 +39,7 @@ class Sample:
             a chat template has rendered the messages, their text is JSON.
         learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
             messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
+        images: the pictures of the prompt, in the order of their places in it.
     """
 
     id: str
@@ -48,6 +51,7 @@ class Sample:
     tools: list[dict[str, Any]] | None = None
     response_messages: dict[str, Message | list[Message]] = field(default_factory=dict)
     learned: Learned = "response"
+    images: tuple[Picture, ...] = ()
 
     @classmethod
     def of_messages(
@@ -72,6 +76,16 @@ class Sample:
             messages=list(messages),
             tools=list(tools) if tools else None,
         )
+
+    @property
+    def identity(self) -> str:
+        """Text that two samples share if their prompts have the same text and the same pictures.
+
+        It is the prompt's text, if there are no pictures. Pictures of files are read.
+        """
+        if not self.images:
+            return self.prompt_or_input_text
+        return f"{self.prompt_or_input_text}\0{number_of(self.images)}"
 
     def response_turns(self, text: str) -> list[Message]:
         """Return the messages of one of the sample's responses: one of the assistant, or several turns."""
