@@ -55,6 +55,7 @@ from rl4lms_like.policies.lora import (
 )
 from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
+from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
 
 VALUE_HEAD = "value_head.safetensors"
@@ -352,6 +353,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
 
     # Frozen before it is copied: copies share frozen weights, so that with adapters there is one base in memory.
     policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    train_vision = arguments.trained_vision
+    freeze_vision(policy, train_vision)
     if arguments.peft is not None:
         policy.requires_grad_(False)
 
@@ -359,7 +362,9 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         """Return a network from another checkpoint, or a copy of the policy."""
         if model_name in (None, arguments.model_name):
             return copy_sharing_frozen(policy)
-        return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+        other = _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+        freeze_vision(other, train_vision)
+        return other
 
     # A critic without an output layer in its checkpoint is complete: that layer is removed below.
     critic = None
@@ -377,7 +382,7 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)
         for model in trained:
-            add_lora(model, arguments.peft, dropout=arguments.dropout)
+            add_lora(model, within_scope(model, arguments.peft, train_vision), dropout=arguments.dropout)
         if not arguments.merge_on_save:
             require_stackable(policy)
     if arguments.gradient_checkpointing:
