@@ -87,6 +87,7 @@ _ANY_TABLE: dict[str, Acts] = {
     "meta_columns": Acts(["answer"], samples),
     "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
     "tools_column": Acts("answer", samples, refused="expected a list of JSON objects"),
+    "image_column": Acts("answer", samples, refused="cannot read the image"),
     "format": Acts("alpaca", samples, refused="not both"),
 }
 
@@ -206,6 +207,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "response_column": Acts("rejected", samples, others={"label_column": "is_good", "response_column": "chosen"}),
         "margin_column": Acts("chosen", samples),
         "tools_column": Acts("chosen", samples, refused="expected a list of JSON objects"),
+    "image_column": Acts("chosen", samples, refused="cannot read the image"),
         "format": Acts("hh", samples, refused="in their common beginning"),
         "input_template": Acts(
             "{input}: {instruction}",
