@@ -5,6 +5,11 @@ r"""Pictures of prompts: where they are stored, how they are read, and numbers t
     picture.open()      RGB image of PIL: upright, transparent pixels on white
     picture.number      63-bit hash of the contents: equal in all processes and runs
 
+The texts of a prompt have the mark `<image>` at the place of each picture:
+
+    row       {"question": "What colour is it?", "image": "a.png"}
+    prompt    <image>What colour is it?
+
 PIL is imported where an image is decoded.
 """
 
@@ -18,7 +23,8 @@ import mimetypes
 import os
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +38,9 @@ from rl4lms_like.system.wording import excerpt, shown
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+PLACE = "<image>"
+"""Mark at the place of a picture in the texts of a prompt."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """PIL's names of the formats that are read. Others may start programs (EPS), or need more packages (HEIC, SVG)."""
@@ -73,6 +82,7 @@ class Picture:
         if isinstance(cell, Mapping):
             if "sampling_rate" in cell:
                 raise DataPoolError("expected an image, got audio, which is not supported")
+            _refuse_media(str(cell.get("path")))
             cell = cell.get("bytes") or cell.get("path") or cell
 
         if isinstance(cell, str | os.PathLike) and os.fspath(cell):
@@ -81,9 +91,7 @@ class Picture:
                 return cls(contents=_of_data_url(text))
             if _SCHEME.match(text):
                 raise DataPoolError(f"{excerpt(text)} is an address, which is not downloaded; give a local file")
-            media = mimetypes.guess_type(text)[0] or ""
-            if media.startswith(("audio/", "video/")):
-                raise DataPoolError(f"expected an image, got {excerpt(text)} ({media}), which is not supported")
+            _refuse_media(text)
             path = with_home(text)
             return cls(path if folder is None else folder / path)  # `folder / path` is `path` if that is absolute
         if isinstance(cell, bytes | bytearray | memoryview) and len(cell):
@@ -145,22 +153,36 @@ class Picture:
             DataPoolError: it cannot be read, is damaged or animated, or has more than `MOST_PIXELS`.
             MissingExtraError: pillow is not installed.
         """
+        with self._decoding() as image:
+            return _upright_rgb(image)
+
+    def check(self) -> None:
+        """Read and decode the picture, so that what is wrong with it is known before it is needed. Errors as `open`."""
+        with self._decoding() as image:
+            # A JPEG is decoded at an eighth of its size: all of its bytes are read, in a fraction of the time.
+            image.draft(None, (image.width // 8, image.height // 8))
+            image.load()
+            _refuse_deep(image)
+
+    @contextmanager
+    def _decoding(self) -> Iterator[Image]:
+        """Open the image file in PIL; errors of the block are attributed to the picture. Errors as `open`."""
         pil_image = _pil("Image")
         contents = self.read()
         try:
             with pil_image.open(io.BytesIO(contents), formats=FORMATS) as image:
-                # `open` has read the header only. MPO is a JPEG with a preview, which is ignored.
+                # Only the header has been read. MPO is a JPEG with a preview, which is ignored.
                 width, height = image.size
                 if width * height > MOST_PIXELS:
                     raise DataPoolError(f"{self.name} has {width} x {height} pixels, at most {MOST_PIXELS} are decoded")
                 if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:
                     raise DataPoolError(f"{self.name} has {image.n_frames} frames; animations are not supported")
-                return _upright_rgb(image)
+                yield image
         except pil_image.DecompressionBombError as error:
             raise DataPoolError(f"{self.name} has too many pixels, at most {MOST_PIXELS} are decoded") from error
         except pil_image.UnidentifiedImageError as error:
-            formats = ", ".join(FORMATS)
-            raise DataPoolError(f"{self.name} is not an image of a known format ({formats})") from error
+            kind = _media_of(contents) or f"not an image of a known format ({', '.join(FORMATS)})"
+            raise DataPoolError(f"{self.name} is {kind}") from error
         except DataPoolError:
             raise
         except Exception as error:  # PIL's readers raise errors of many classes for damaged files
@@ -177,14 +199,6 @@ class Picture:
         return _url(image, "JPEG")
 
 
-def pictures_of(cell: Any, folder: Path | None = None) -> tuple[Picture, ...]:
-    """Return the pictures in a cell: none for null, one, or those of a list. Arguments and errors as `Picture.of`."""
-    if cell is None:
-        return ()
-    cells = cell if isinstance(cell, list | tuple) else [cell]
-    return tuple(Picture.of(entry, folder) for entry in cells)
-
-
 def number_of(images: Iterable[Picture]) -> int:
     """Return a positive 63-bit number of all pictures of a prompt in their order; 0 without pictures.
 
@@ -193,6 +207,95 @@ def number_of(images: Iterable[Picture]) -> int:
     """
     numbers = [picture.number for picture in images]
     return _number(struct.pack(f">{len(numbers)}Q", *numbers)) if numbers else 0
+
+
+def text_with_places(text: str, n_images: int) -> str:
+    """Return the text of a prompt with `<image>` once for each picture; at the beginning, if it has no place.
+
+    Raises:
+        DataPoolError: there are places, but not as many as pictures.
+
+    Examples:
+        >>> text_with_places("What are they?", 2)
+        '<image><image>What are they?'
+    """
+    # Without pictures, it is a text like any other.
+    if not n_images:
+        return text
+    if PLACE not in text:
+        return PLACE * n_images + text
+    _require_places(text.count(PLACE), n_images)
+    return text
+
+
+def messages_with_places(messages: Sequence[dict[str, Any]], n_images: int) -> list[dict[str, Any]]:
+    """Return messages with `<image>` once for each picture; without a place, in the first message of the user.
+
+    Contents that are lists of parts, such as `{"type": "image"}`, become texts.
+
+    Raises:
+        DataPoolError: there are places, but not as many as pictures; or the user has no message.
+
+    Examples:
+        >>> messages_with_places([{"role": "user", "content": [{"type": "text", "text": "Is "}, {"type": "image"}]}], 1)
+        [{'role': 'user', 'content': 'Is <image>'}]
+    """
+    n_parts = 0
+    n_places = 0
+    converted = []
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            n_parts += sum(part["type"] == "image" for part in content)
+            message = {**message, "content": _text_of(content)}
+        n_places += (message.get("content") or "").count(PLACE)
+        converted.append(message)
+
+    # Without pictures, the mark in a text is a text like any other; a part of a message is a place.
+    if not n_images:
+        _require_places(n_parts, 0)
+        return converted
+    if n_places:
+        _require_places(n_places, n_images)
+        return converted
+    for index, message in enumerate(converted):
+        if message["role"] == "user":
+            converted[index] = {**message, "content": PLACE * n_images + (message.get("content") or "")}
+            return converted
+    raise DataPoolError(f"no message of the user has a place for the images; mark it with {PLACE}")
+
+
+def _require_places(n_places: int, n_images: int) -> None:
+    if n_places != n_images:
+        places = "1 place" if n_places == 1 else f"{n_places} places"
+        raise DataPoolError(f"the prompt has {places} for an image ({PLACE}), and there are {n_images} images")
+
+
+def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages whose contents are lists of parts, as chat templates of vision models read them.
+
+    Examples:
+        >>> with_parts([{"role": "user", "content": "<image>Why?"}])
+        [{'role': 'user', 'content': [{'type': 'image'}, {'type': 'text', 'text': 'Why?'}]}]
+    """
+    converted = []
+    for message in messages:
+        if message.get("content") is None:  # it has tool calls only
+            converted.append(message)
+            continue
+        parts: list[dict[str, str]] = []
+        for number, text in enumerate(message["content"].split(PLACE)):
+            if number > 0:
+                parts.append({"type": "image"})
+            if text:
+                parts.append({"type": "text", "text": text})
+        converted.append({**message, "content": parts})
+    return converted
+
+
+def _text_of(parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the parts of a message as a text with marks."""
+    return "".join(PLACE if part["type"] == "image" else part["text"] for part in parts)
 
 
 def _number(contents: bytes) -> int:
@@ -242,12 +345,10 @@ def _upright_rgb(image: Image) -> Image:
     """Return an 8-bit RGB image, turned as its EXIF data say; transparent pixels become white."""
     turned = _pil("ImageOps").exif_transpose(image)
 
-    # PIL cuts values above 255 off when it converts greyscale of 16 bits, which would make nearly all of it white. Of
-    # integers of 32 bits and of floating-point numbers, the range is unknown.
+    # PIL cuts values above 255 off when it converts greyscale of 16 bits, which would make nearly all of it white.
     if turned.mode.startswith("I;16"):
         turned = turned.point(lambda value: value / 257).convert("L")
-    elif turned.mode in ("I", "F"):
-        raise DataPoolError(f"the image has pixels of 32 bits (mode {turned.mode}); convert it to 8 or 16 bits")
+    _refuse_deep(turned)
 
     # PIL would make transparent pixels black, or give them the colour that is stored below them.
     if turned.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in turned.info:
@@ -256,6 +357,28 @@ def _upright_rgb(image: Image) -> Image:
         ground.alpha_composite(layer)
         turned = ground
     return turned.convert("RGB")
+
+
+def _refuse_media(path: str) -> None:
+    """Raise a `DataPoolError` for the name of a sound or video file."""
+    media = mimetypes.guess_type(path)[0] or ""
+    if media.startswith(("audio/", "video/")):
+        raise DataPoolError(f"expected an image, got {excerpt(path)} ({media}), which is not supported")
+
+
+def _refuse_deep(image: Image) -> None:
+    # Of integers of 32 bits and of floating-point numbers, the range is unknown.
+    if image.mode in ("I", "F"):
+        raise DataPoolError(f"the image has pixels of 32 bits (mode {image.mode}); convert it to 8 or 16 bits")
+
+
+def _media_of(contents: bytes) -> str | None:
+    """Return the kind of a sound or video file by its first bytes; None for other files."""
+    if contents[:3] == b"ID3" or contents[:4] in (b"OggS", b"fLaC") or contents[8:12] == b"WAVE":
+        return "audio, which is not supported"
+    if contents[:4] == b"\x1aE\xdf\xa3" or contents[8:12] == b"AVI " or contents[4:11] in (b"ftypiso", b"ftypmp4"):
+        return "a video, which is not supported"
+    return None
 
 
 def _url(image: Image, file_format: str) -> str:

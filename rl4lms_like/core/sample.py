@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.pictures import Picture, number_of
+from rl4lms_like.core.pictures import Picture, messages_with_places, number_of
 
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
@@ -39,7 +39,7 @@ class Sample:
             a chat template has rendered the messages, their text is JSON.
         learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
             messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
-        images: the pictures of the prompt, in the order of their places in it.
+        images: the pictures of the prompt, in the order of their places in it: `<image>` in its text or messages.
     """
 
     id: str
@@ -61,8 +61,17 @@ class Sample:
         references: Sequence[str] = (),
         meta_data: dict[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        images: tuple[Picture, ...] = (),
     ) -> Sample:
-        """Return a sample whose prompt is a list of messages with `role` and `content`."""
+        """Return a sample whose prompt is a list of messages with `role` and `content`.
+
+        Without a place for the images, they are put first in the first message of the user.
+
+        Raises:
+            DataPoolError: the messages have another number of places than images.
+        """
+        messages = messages_with_places(messages, len(images))
+
         # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them. A
         # message that only calls tools has no content.
         contents = [message.get("content") for message in messages]
@@ -73,8 +82,9 @@ class Sample:
             prompt_or_input_text=prompt,
             references=list(references),
             meta_data=meta_data,
-            messages=list(messages),
+            messages=messages,
             tools=list(tools) if tools else None,
+            images=images,
         )
 
     @property

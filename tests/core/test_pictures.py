@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from rl4lms_like.core import pictures
-from rl4lms_like.core.pictures import Picture, number_of, pictures_of
+from rl4lms_like.core.pictures import PLACE, Picture, messages_with_places, number_of, text_with_places, with_parts
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import DataPoolError
 
@@ -65,12 +65,6 @@ def test_each_kind_of_cell_gives_the_same_pixels(tmp_path):
     for cell in cells:
         picture = Picture.of(cell, tmp_path)
         assert np.array_equal(pixels(picture), np.full((2, 4, 3), RED)), cell
-
-
-def test_one_cell_may_hold_none_one_or_several_pictures():
-    assert pictures_of(None) == () == pictures_of([])
-    assert pictures_of(plain()) == (Picture.of(plain()),)
-    assert pictures_of([plain(BLUE), plain(RED)]) == (Picture.of(plain(BLUE)), Picture.of(plain(RED)))
 
 
 def test_a_relative_path_without_a_folder_is_in_the_working_directory(tmp_path, monkeypatch):
@@ -141,6 +135,16 @@ def test_numbers_are_those_of_the_contents_in_every_process(tmp_path):
     assert int(output.stdout) == number
 
 
+def test_a_check_accepts_what_can_be_opened_and_finds_a_jpeg_without_its_end():
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+    for image in (noise, noise.convert("CMYK")):
+        jpeg = encoded(image, "JPEG")
+        Picture.of(jpeg).check()
+        with pytest.raises(DataPoolError, match="damaged"):
+            Picture.of(jpeg[:-200]).check()
+    Picture.of(encoded(noise.convert("RGBA"))).check()
+
+
 def test_the_number_of_several_pictures_depends_on_their_order():
     red, blue = Picture.of(plain(RED)), Picture.of(plain(BLUE))
     numbers = {number_of([red]), number_of([blue]), number_of([red, blue]), number_of([blue, red]), number_of([])}
@@ -177,10 +181,46 @@ def test_an_image_of_pil_has_the_number_of_its_pixels():
 
 
 def test_samples_with_equal_texts_and_other_pictures_are_other_prompts():
-    red, blue = (Sample("a", "What?", images=pictures_of(plain(color))) for color in (RED, BLUE))
-    assert red.identity == Sample("b", "What?", images=pictures_of(plain(RED))).identity
+    red, blue = (Sample("a", "What?", images=(Picture.of(plain(color)),)) for color in (RED, BLUE))
+    assert red.identity == Sample("b", "What?", images=(Picture.of(plain(RED)),)).identity
     assert len({red.identity, blue.identity, Sample("a", "What?").identity}) == 3
     assert Sample("a", "What?").identity == "What?"
+
+
+# ---- places in prompts -----------------------------------------------------------------------------------------------
+
+
+def test_pictures_without_a_place_come_first():
+    assert text_with_places("Why?", 2) == "<image><image>Why?"
+    system, user = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}
+    assert messages_with_places([system, user, user], 1) == [system, {"role": "user", "content": "<image>Why?"}, user]
+
+
+def test_places_are_kept_where_they_are_and_parts_become_marks():
+    assert text_with_places("Is <image> like <image>?", 2) == "Is <image> like <image>?"
+    parts = [{"type": "text", "text": "Is "}, {"type": "image"}, {"type": "text", "text": " red?"}]
+    messages = [{"role": "user", "content": parts}]
+    assert messages_with_places(messages, 1) == [{"role": "user", "content": "Is <image> red?"}]
+    assert with_parts(messages_with_places(messages, 1)) == messages
+    assert Sample.of_messages("a", messages, images=(Picture.of(plain()),)).prompt_or_input_text == "Is <image> red?"
+
+
+def test_without_pictures_the_mark_in_a_text_is_a_text_and_a_part_is_an_error():
+    assert text_with_places(f"Write {PLACE}.", 0) == f"Write {PLACE}."
+    assert messages_with_places([{"role": "user", "content": PLACE}], 0) == [{"role": "user", "content": PLACE}]
+    with pytest.raises(DataPoolError, match="1 place"):
+        Sample.of_messages("a", [{"role": "user", "content": [{"type": "image"}]}])
+
+
+def test_another_number_of_places_than_pictures_is_refused():
+    user = {"role": "user", "content": "Is <image> like <image>?"}
+    for prompt, n_images in ((user["content"], 1), (user["content"], 3)):
+        with pytest.raises(DataPoolError, match=f"2 places.*{n_images} images"):
+            text_with_places(prompt, n_images)
+        with pytest.raises(DataPoolError, match=f"2 places.*{n_images} images"):
+            messages_with_places([user], n_images)
+    with pytest.raises(DataPoolError, match="no message of the user"):
+        messages_with_places([{"role": "system", "content": "Be brief."}], 1)
 
 
 # ---- addresses for servers and reports -------------------------------------------------------------------------------
@@ -203,11 +243,12 @@ UNREADABLE_CELLS = {
     "true": True,
     "an empty text": "",
     "empty bytes": b"",
-    "a list in a list": [["a.png"]],
+    "a list": ["a.png"],
     "a mapping without picture": {"bytes": None, "path": None},
     "a mapping of something else": {"image": "a.png"},
     "audio": {"array": [0.0], "sampling_rate": 16000, "path": None},
     "a sound file": "a.wav",
+    "a stored sound": {"bytes": b"RIFF", "path": "a.mp3"},
     "a video file": "clips/a.mp4",
     "http": "http://example.org/a.png",
     "https": "HTTPS://example.org/a.png",
@@ -241,13 +282,20 @@ BAD_CONTENTS = {
 @pytest.mark.parametrize("kind", UNREADABLE_CELLS)
 def test_a_cell_without_a_local_picture_is_refused(kind, tmp_path):
     with pytest.raises(DataPoolError):
-        pictures_of(UNREADABLE_CELLS[kind], tmp_path)
+        Picture.of(UNREADABLE_CELLS[kind], tmp_path)
 
 
 @pytest.mark.parametrize("kind", BAD_CONTENTS)
 def test_contents_that_are_no_image_are_refused(kind):
-    with pytest.raises(DataPoolError):
-        Picture.of(BAD_CONTENTS[kind]).open()
+    for action in (Picture.open, Picture.check):
+        with pytest.raises(DataPoolError):
+            action(Picture.of(BAD_CONTENTS[kind]))
+
+
+def test_sound_and_video_files_are_named():
+    for contents, kind in ((b"RIFF\0\0\0\0WAVEfmt ", "audio"), (b"\0\0\0\x18ftypmp42", "video")):
+        with pytest.raises(DataPoolError, match=kind):
+            Picture.of(contents).open()
 
 
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path, monkeypatch):
