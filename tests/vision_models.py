@@ -20,7 +20,7 @@ from transformers import AddedToken, AutoConfig, AutoModelForImageTextToText, Pr
 from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.processors import load_processor, without_video_part
 from rl4lms_like.policies.vision import VisionLMActorCriticPolicy
-from rl4lms_like.testing.models import make_tokenizer
+from rl4lms_like.testing.models import SENTENCES, make_tokenizer
 
 HIDDEN = 64
 SIDE = 56
@@ -34,6 +34,8 @@ TEXT = {
     "head_dim": 16,
     "max_position_embeddings": 512,
 }
+ANSWERS = ("red green blue yellow purple black ", "red", "green", "blue", "yellow", "purple", "black") * 8
+"""Texts of the tokenizer, for which each of these words is one token."""
 MOVE = 0.05
 """Standard deviation of what is added to initial weights, which hardly look at pictures or positions."""
 
@@ -50,7 +52,7 @@ def png(seed: int = 0, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
 
 def _tokenizer(*special: str, **named: str) -> PreTrainedTokenizerFast:
     """The byte-level tokenizer with further special tokens, and those of a family under names of their own."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer([*SENTENCES, *ANSWERS], vocab_size=360)
     tokens = [AddedToken(token, special=True, normalized=False) for token in (*special, *named.values())]
     tokenizer.add_special_tokens({"additional_special_tokens": tokens})
     if not named:

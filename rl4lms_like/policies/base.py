@@ -55,6 +55,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     require_independent_positions,
 )
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
@@ -90,6 +91,8 @@ class LMActorCriticPolicy(BasePolicy):
     _updates_reference = False
     engine: PolicyEngine
     """Generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
+    pictures: PictureEncoder | None = None
+    """Encoder of prompts with pictures; None if the model reads texts only."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments

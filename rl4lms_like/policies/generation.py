@@ -47,6 +47,7 @@ from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
 from rl4lms_like.policies.low_precision import products_in_bfloat16
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 
@@ -423,6 +424,9 @@ class TextGenerator(GenerationEngine):
     """False if `DecodeLoop` cannot read the prompts."""
     has_row_states: ClassVar[bool] = False
     """True if `generate` gets logits processors with a state of each row, so that no row can be left out."""
+
+    pictures: PictureEncoder | None = None
+    """Encoder of prompts with pictures; None if the model reads texts only."""
 
     def __init__(
         self,

@@ -30,8 +30,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -93,13 +96,22 @@ def load_tokenizer(
 
     # How it was loaded, which transformers would save with it: the model may be loaded elsewhere.
     tokenizer.init_kwargs.pop("local_files_only", None)
+    if pad_token_as_eos_token:
+        set_pad_token(tokenizer, model_name)
+    return tokenizer
 
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase, model_name: str) -> None:
+    """Set a missing pad token to the end-of-text token.
+
+    Raises:
+        ModelError: the tokenizer has neither.
+    """
     # GPT-2 and Llama, for instance, have no pad token. Masks never depend on it, so any token will do.
-    if tokenizer.pad_token is None and pad_token_as_eos_token:
+    if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ModelError(f"the tokenizer of {model_name!r} has neither a pad token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_model(
@@ -279,8 +291,20 @@ def load_model_config(
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
-    """Return the transformers class that loads a language model of this family."""
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    """Return the transformers class that loads a language model of this family, as a model of texts if there is one."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    reads_pictures_only = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and (
+        type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    )
+    return AutoModelForImageTextToText if reads_pictures_only else AutoModelForCausalLM
+
+
+def is_loaded_by(config: PretrainedConfig, auto_class: Any) -> bool:
+    """Return whether a transformers class loads the models of a family."""
+    if auto_class is AutoModelForImageTextToText:
+        return not config.is_encoder_decoder and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return auto_class_of(config) is auto_class
 
 
 def dropout_rates(config: PretrainedConfig) -> dict[str, float]:

@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
-from rl4lms_like.core.pictures import Picture, number_of
+from rl4lms_like.core.pictures import PLACE, Picture, number_of, text_with_places
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import DataPoolError, ModelError
 
-PLACE = "<image>"
-"""Place of a picture in the text of a prompt. Without any, the pictures come first."""
-
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments of models that tell tokens of pictures, or of the prompt, from the others."""
+
+MOST_SHOWN = 10
+"""Errors of samples that are shown together."""
 
 CACHE_MB = 256
 """Default size of the tensors that are kept."""
@@ -81,20 +81,32 @@ class PictureEncoder:
         self.place = f"{start}{self.mark}{end}"
 
         self._images: dict[int, tuple[Picture, ...]] = {}  # number -> the pictures of a prompt
+        self._ids: dict[tuple[str, bool, int], np.ndarray] = {}  # text, is it plain, number -> ids
         self._tensors: OrderedDict[int, dict[str, Tensor]] = OrderedDict()  # the same; the last ones that were used
         self.type_rules: dict[str, bool] = {}
         self._find_type_rules()
 
     # --- ids ------------------------------------------------------------------------------------------------------
 
-    def register(self, samples: Iterable[Sample]) -> None:
-        """Remember the pictures of samples, so that those of stored episodes are found by their number.
+    def register(self, samples: Iterable[Sample], max_length: int) -> None:
+        """Encode the prompts of samples, so that what is wrong with one of them is known before a run starts.
+
+        Their pictures are found by their number from then on, also those of stored episodes.
 
         Raises:
-            DataPoolError: a picture cannot be read.
+            DataPoolError: lists what `encode` raises, for all samples.
         """
+        errors = []
         for sample in samples:
-            self.number(sample)
+            if sample.images:
+                try:
+                    self.encode(sample, max_length)
+                except DataPoolError as error:
+                    errors.append(str(error))
+        if len(errors) > MOST_SHOWN:
+            errors = [*errors[:MOST_SHOWN], f"... and {len(errors) - MOST_SHOWN:,} more"]
+        if errors:
+            raise DataPoolError("\n  ".join(errors))
 
     def number(self, sample: Sample) -> int:
         """Return the number of a sample's pictures, with which `tensors` finds them; 0 without pictures."""
@@ -110,6 +122,21 @@ class PictureEncoder:
             DataPoolError: it has more than `max_length` tokens, or other places than pictures.
         """
         text = self._text(sample)
+        key = (text, sample.rendered_prompt is None, self.number(sample))
+        if key not in self._ids:
+            self._ids[key] = self._encoded(text, sample)
+        ids = self._ids[key]
+        if len(ids) > max_length:
+            n_placeholders = int((ids == self.image_token_id).sum())
+            raise DataPoolError(
+                f"the prompt of sample {sample.id!r} has {len(ids)} tokens, {n_placeholders} of them for "
+                f"{len(sample.images)} pictures, and cannot be truncated to max_prompt_length {max_length}: raise "
+                f"env.args.max_prompt_length, or lower alg.policy.args.max_pixels"
+            )
+        return ids
+
+    def _encoded(self, text: str, sample: Sample) -> np.ndarray:
+        """Return the ids `[length]` of a prompt, and keep its tensors."""
         try:
             encoded = self._processed(text, sample.images, adds_special_tokens=sample.rendered_prompt is None)
         except ValueError as error:
@@ -124,15 +151,9 @@ class PictureEncoder:
                     f"policy computes; report the family"
                 )
         self._refuse_adjacent(sample, ids)
-        if len(ids) > max_length:
-            n_placeholders = int((ids == self.image_token_id).sum())
-            raise DataPoolError(
-                f"the prompt of sample {sample.id!r} has {len(ids)} tokens, {n_placeholders} of them for "
-                f"{len(sample.images)} pictures, and cannot be truncated to max_prompt_length {max_length}: raise "
-                f"env.args.max_prompt_length, or lower alg.policy.args.max_pixels"
-            )
         self._keep(self.number(sample), encoded)
-        return ids.numpy()
+        array: np.ndarray = ids.numpy()
+        return array
 
     def refuse_placeholders(self, sample: Sample | str, ids: np.ndarray) -> None:
         """Raise if the ids of a text without pictures have a placeholder.
@@ -155,15 +176,13 @@ class PictureEncoder:
         # A chat template writes the marks itself.
         text = sample.rendered_prompt
         if text is None:
-            text = sample.prompt_or_input_text.replace(PLACE, self.place)
-            if self.mark not in text:
-                text = self.place * len(sample.images) + text
+            text = text_with_places(sample.prompt_or_input_text, len(sample.images)).replace(PLACE, self.place)
 
         n_places = text.count(self.mark)
         if n_places != len(sample.images):
             raise DataPoolError(
                 f"sample {sample.id!r} has {len(sample.images)} pictures, but its prompt has {n_places} places for "
-                f"one ({PLACE if sample.rendered_prompt is None else self.mark})"
+                f"one ({self.mark})"
             )
         return text
 

@@ -49,6 +49,7 @@ class VisionLMActorCriticPolicy(LMActorCriticPolicy):
     arguments_class = VisionPolicyArguments
     arguments: VisionPolicyArguments
     reader: VisionReader
+    pictures: PictureEncoder
 
     def __init__(
         self,

@@ -126,6 +126,7 @@ class VisionTextGenerator(TextGenerator):
     """
 
     has_decode_loop = False
+    pictures: PictureEncoder
 
     def __init__(self, model: PreTrainedModel, pictures: PictureEncoder, **options: Any) -> None:
         super().__init__(model, **options)
