@@ -158,7 +158,7 @@ def write_pairs(
     with deterministic_operations(config.deterministic):
         responder, samples = _responder_and_samples(sampled_with, split, reward)
         samples = samples[:max_prompts]
-        progress = _progress(out, _digest(config, samples, [n_samples, split, min_difference]))
+        progress = _progress(out, digest_of(config, samples, [n_samples, split, min_difference]))
         progress.template_date = config.tokenizer.template_date
         progress.speedups = speedups
         if progress.reward is not None:
@@ -254,13 +254,13 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
     return responder, samples
 
 
-def _digest(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]) -> str:
+def digest_of(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]) -> str:
     """Return a digest of everything that determines the pairs; of a model in a folder, the time of its last change."""
     policy = config.alg.policy
     env = config.env
     # `n_envs` decides which prompts are generated together: their common padding may change the last bits of a score.
     blocks = [config.tokenizer, policy, version_of(policy.args["model_name"]), env.n_envs, env.args, config.reward_fn]
-    texts = [[sample.prompt_or_input_text, sample.rendered_prompt, sample.references] for sample in samples]
+    texts = [[sample.identity, sample.rendered_prompt, sample.references] for sample in samples]
     return sha256(repr([blocks, config.seed, texts, *options]).encode(errors="replace")).hexdigest()
 
 
@@ -383,7 +383,7 @@ def _append(
             continue
 
         # A chat stays a list of messages, so that the data pool can render it with any template.
-        pair = {
+        pair: dict[str, Any] = {
             "prompt": sample.messages or sample.prompt_or_input_text,
             "chosen": best.text,
             "rejected": worst.text,
@@ -392,6 +392,8 @@ def _append(
         }
         if sample.tools:
             pair["tools"] = sample.tools
+        if sample.images:
+            pair["images"] = [picture.cell() for picture in sample.images]
         lines.append(json.dumps(pair) + "\n")
         counts["pairs"] += 1
         for name, response in (("chosen", best), ("rejected", worst)):

@@ -188,6 +188,17 @@ class Picture:
         except Exception as error:  # PIL's readers raise errors of many classes for damaged files
             raise DataPoolError(f"{self.name} is damaged: {error or type(error).__name__}") from error
 
+    def cell(self) -> str:
+        """Return the value for a cell of a table in text form: the absolute path, or a `data:` URL of the contents.
+
+        `Picture.of` makes an equal picture of it, with the same number. Errors as `open`.
+        """
+        if self.path is not None:
+            return str(self.path.absolute())
+        with self._decoding() as image:
+            media = _pil("Image").MIME[image.format]
+        return f"data:{media};base64,{base64.b64encode(self.read()).decode()}"
+
     def png_url(self) -> str:
         """Return the opened picture as a `data:` URL, without loss. Errors as `open`."""
         return _url(self.open(), "PNG")
@@ -197,6 +208,14 @@ class Picture:
         image = self.open()
         image.thumbnail((side, side))
         return _url(image, "JPEG")
+
+
+def identity_of(prompt: str, images: Sequence[Picture]) -> str:
+    """Return a text that is equal for prompts with the same text and the same pictures, and only for those.
+
+    It is the prompt's text, if there are no pictures.
+    """
+    return f"{prompt}\0{number_of(images)}" if images else prompt
 
 
 def number_of(images: Iterable[Picture]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.pictures import Picture, messages_with_places, number_of
+from rl4lms_like.core.pictures import Picture, identity_of, messages_with_places
 
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
@@ -89,13 +89,8 @@ class Sample:
 
     @property
     def identity(self) -> str:
-        """Text that two samples share if their prompts have the same text and the same pictures.
-
-        It is the prompt's text, if there are no pictures. Pictures of files are read.
-        """
-        if not self.images:
-            return self.prompt_or_input_text
-        return f"{self.prompt_or_input_text}\0{number_of(self.images)}"
+        """Text that is equal for samples with the same prompt: text and pictures, of which the files are read."""
+        return identity_of(self.prompt_or_input_text, self.images)
 
     def response_turns(self, text: str) -> list[Message]:
         """Return the messages of one of the sample's responses: one of the assistant, or several turns."""

@@ -384,7 +384,7 @@ class LLMJudge(Score):
             return [fmean(sample_results) for sample_results in results]
 
         # Each pair of responses to a prompt is compared once: what one wins, the other loses.
-        pairs = _pairs_of_one_prompt(texts.prompts)
+        pairs = _pairs_of_one_prompt(texts)
         others = [texts.responses[second] for _, second in pairs]
         compared = self.compare(texts.chosen([first for first, _ in pairs]), others)
         for (first, second), result in zip(pairs, compared, strict=True):
@@ -568,15 +568,16 @@ class LLMJudge(Score):
         return (score - low) / (high - low) if self.rescale and self.score_range else score
 
 
-def _pairs_of_one_prompt(prompts: Sequence[str]) -> list[tuple[int, int]]:
+def _pairs_of_one_prompt(texts: Texts) -> list[tuple[int, int]]:
     """Return the pairs of indices `i < j` of equal prompts; a `ValueError` for a prompt without a second response."""
     groups: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(index)
+    for index, identity in enumerate(texts.identities):
+        groups.setdefault(identity, []).append(index)
 
     pairs: list[tuple[int, int]] = []
-    for prompt, group in groups.items():
+    for group in groups.values():
         if len(group) == 1:
+            prompt = texts.prompts[group[0]]
             hint = "set alg.args.group_size above 1, without env.reward_workers, or compare_with: references"
             raise ValueError(f"compare_with: a single response to the prompt {beginning(prompt)}; {hint}")
         pairs += combinations(group, 2)

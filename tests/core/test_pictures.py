@@ -235,6 +235,17 @@ def test_urls_have_the_picture_and_thumbnails_are_small():
     assert Picture.of(plain()).open().size == Picture.of(Picture.of(plain()).thumbnail_url()).open().size
 
 
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "PPM", "WEBP"])
+def test_a_cell_gives_a_picture_with_the_same_number(file_format, tmp_path, monkeypatch):
+    contents = encoded(Image.new("RGB", (4, 2), RED), file_format)
+    picture = Picture.of(contents)
+    assert Picture.of(picture.cell()) == picture
+    (tmp_path / "a.png").write_bytes(contents)
+    monkeypatch.chdir(tmp_path)
+    cell = Picture.of("a.png").cell()
+    assert cell == str(tmp_path / "a.png") and Picture.of(cell).number == picture.number
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 
 ANIMATED = encoded(Image.new("RGB", (2, 2)), "GIF", save_all=True, append_images=[Image.new("RGB", (2, 2), RED)])

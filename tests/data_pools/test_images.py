@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core import pictures
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.data_pools.files import CsvPool, JsonlPool
@@ -19,6 +20,8 @@ from rl4lms_like.data_pools.hf_dataset import HfDatasetPool
 from rl4lms_like.data_pools.images import MOST_SHOWN
 from rl4lms_like.data_pools.preferences import PreferencePool
 from rl4lms_like.system.errors import DataPoolError, MissingExtraError
+from tests.config_errors import raises_at
+from tests.configs import run_blocks
 
 COLORS = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255)}
 
@@ -316,3 +319,11 @@ def test_a_missing_pillow_names_the_extra(folder, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match="vision"):
         read_jsonl(folder, ROWS)
+
+
+def test_a_config_lists_all_errors_if_the_first_row_has_one(folder):
+    file = write_jsonl(folder, [row(image="gone.png"), row(image="photos/red.png"), row(image="lost.png")])
+    pool = {"id": "jsonl", "args": {"path": file, "prompt_column": "q", "image_column": "image"}}
+    with raises_at("datapool.args", mentions="line 3") as error:
+        parse_config(run_blocks() | {"datapool": pool}, data=True)
+    assert "line 1" in str(error.value) and "line 2" not in str(error.value)
