@@ -259,7 +259,9 @@ class ColourPool(TextGenPool):
     """Pictures of one colour each, whose name is the reference."""
 
     @classmethod
-    def prepare(cls, split: str, n_train: int = 240, n_eval: int = 48, constant: bool = False) -> ColourPool:
+    def prepare(
+        cls, split: str, n_train: int = 240, n_eval: int = 48, constant: bool = False, side: int = SIDE
+    ) -> ColourPool:
         samples = []
         rng = random.Random(split)
         for index in range(n_train if split == "train" else n_eval):
@@ -267,7 +269,7 @@ class ColourPool(TextGenPool):
             shade = tuple(min(max(value + rng.randint(-20, 20), 0), 255) for value in COLORS[name])
             if constant:
                 shade = (128, 128, 128)
-            picture = Picture(contents=b"P6 56 56 255\n" + bytes(shade) * SIDE**2)
+            picture = Picture(contents=f"P6 {side} {side} 255\n".encode() + bytes(shade) * side**2)
             samples.append(Sample(f"{split}_{index}", "<image>colour?", [name], images=(picture,)))
         return cls(samples)
 

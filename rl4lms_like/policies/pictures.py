@@ -23,7 +23,7 @@ from transformers import PretrainedConfig
 
 from rl4lms_like.core.pictures import PLACE, Picture, number_of, text_with_places
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.system.errors import DataPoolError, ModelError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
 TYPES = ("token_type_ids", "mm_token_type_ids")
 """Arguments of models that tell tokens of pictures, or of the prompt, from the others."""
@@ -50,6 +50,7 @@ class PictureEncoder:
             other tokens of prompts have the type 0.
 
     Raises:
+        ConfigError: `max_pixels` has no effect on the number of tokens.
         ModelError: the processor's types of tokens follow another rule.
     """
 
@@ -85,6 +86,8 @@ class PictureEncoder:
         self._tensors: OrderedDict[int, dict[str, Tensor]] = OrderedDict()  # the same; the last ones that were used
         self.type_rules: dict[str, bool] = {}
         self._find_type_rules()
+        if max_pixels is not None:
+            self._require_effect(max_pixels)
 
     # --- ids ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +213,21 @@ class PictureEncoder:
             self.type_rules[name] = bool(types.any())
             if not torch.equal(types, self.types(name, ids)):
                 raise ModelError(f"{type(self.processor).__name__}: its {name} are not those of a supported family")
+
+    def _require_effect(self, max_pixels: int) -> None:
+        """Raise if a picture of four times `max_pixels` has no fewer tokens with this limit than without."""
+        side = 2 * math.isqrt(max_pixels)
+        large = (Picture(contents=noise(side, side)),)
+        n_limited = len(self._processed(self.place, large)["input_ids"][0])
+        self.max_pixels = None
+        n_tokens = len(self._processed(self.place, large)["input_ids"][0])
+        self.max_pixels = max_pixels
+        if n_limited >= n_tokens:
+            message = (
+                f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of a picture of "
+                f"{side} x {side} pixels in any case; remove it"
+            )
+            raise ConfigError([ConfigIssue("alg.policy.args.max_pixels", message)])
 
     # --- tensors --------------------------------------------------------------------------------------------------
 
