@@ -35,7 +35,13 @@ from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES, is_causal
-from rl4lms_like.policies.arguments import GenerationKwargs, Peft, PolicyArguments, shared_arguments
+from rl4lms_like.policies.arguments import (
+    GenerationKwargs,
+    Peft,
+    PolicyArguments,
+    VisionPolicyArguments,
+    shared_arguments,
+)
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import TinyModelConfig
@@ -390,6 +396,12 @@ class PolicyConfig(ComponentConfig):
     """The `alg.policy` block: the language model as actor-critic."""
 
     registry = POLICIES
+
+    @property
+    def reads_pictures(self) -> bool:
+        """True if the policy is for vision-language models, by the class of its arguments."""
+        target = POLICIES.arguments_class(self.id)
+        return inspect.isclass(target) and issubclass(target, VisionPolicyArguments)
 
 
 @dataclass(frozen=True, kw_only=True)

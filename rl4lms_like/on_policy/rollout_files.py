@@ -39,7 +39,7 @@ from rl4lms_like.training.resuming.states import random_state
 _KEY = "rollout"
 """The only key of the metadata: the order of several keys in the file would be random."""
 _EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
-_IDS = ("prompt_ids", "response_ids", "group_ids", "prompt_rows")
+_IDS = ("prompt_ids", "response_ids", "group_ids", "prompt_rows", "pictures")
 _MASKS = ("prompt_mask", "response_mask", "terminated", "observed")
 _DTYPES = {**dict.fromkeys(_IDS, torch.int64), **dict.fromkeys(_MASKS, torch.bool), "allowed": torch.uint8}
 """Type of each field of the episodes; all other tensors of a rollout are float32."""
