@@ -8,6 +8,7 @@ The towers have two layers and read pictures of at most 56 x 56 pixels.
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ import torch
 from gymnasium import spaces
 from transformers import AddedToken, AutoConfig, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 
+from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.sample import Sample
+from rl4lms_like.data_pools.base import TextGenPool
+from rl4lms_like.data_pools.shapes import COLORS
 from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.processors import load_processor, without_video_part
 from rl4lms_like.policies.vision import VisionLMActorCriticPolicy
@@ -200,6 +205,8 @@ FAMILIES: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
     "gemma3": _gemma3,
 }
 """Model type -> its processor and the arguments of its config."""
+QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+"""Families with positions that depend on the sizes of pictures."""
 
 
 def make_vision_model(family: str, *, moved: bool = True, seed: int = 0) -> tuple[PreTrainedModel, Any]:
@@ -246,3 +253,49 @@ def make_vision_policy(folder: Path, *, use_reference: bool = True, **arguments:
         model_name=str(folder),
         **arguments,
     )
+
+
+class ColourPool(TextGenPool):
+    """Pictures of one colour each, whose name is the reference."""
+
+    @classmethod
+    def prepare(cls, split: str, n_train: int = 240, n_eval: int = 48, constant: bool = False) -> ColourPool:
+        samples = []
+        rng = random.Random(split)
+        for index in range(n_train if split == "train" else n_eval):
+            name = rng.choice(sorted(COLORS))
+            shade = tuple(min(max(value + rng.randint(-20, 20), 0), 255) for value in COLORS[name])
+            if constant:
+                shade = (128, 128, 128)
+            picture = Picture(contents=b"P6 56 56 255\n" + bytes(shade) * SIDE**2)
+            samples.append(Sample(f"{split}_{index}", "<image>colour?", [name], images=(picture,)))
+        return cls(samples)
+
+
+def vision_config(folder: Path, *, algorithm: str = "grpo", n_iters: int = 2, **pool: Any) -> dict[str, Any]:
+    """A run that learns the colours of pictures, one token for each, as plain data."""
+    return {
+        "tokenizer": {"model_name": str(folder)},
+        "reward_fn": {"id": "exact_match"},
+        "datapool": {"id": "tests.vision_models:ColourPool", "args": pool},
+        "env": {"n_envs": 64, "args": {"max_prompt_length": 48, "max_episode_length": 1}},
+        "alg": {
+            "id": algorithm,
+            "args": {"n_steps": 1, "batch_size": 64, "n_epochs": 1, "learning_rate": 3e-3},
+            "kl_div": {"coeff": 0.0},
+            "policy": {
+                "id": "vision_lm_actor_critic_policy",
+                "args": {
+                    "model_name": str(folder),
+                    "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 1},
+                },
+            },
+        },
+        "train_evaluation": {
+            "eval_batch_size": 48,
+            "n_iters": n_iters,
+            "eval_every": 1000,
+            "save_every": 1000,
+            "metrics": [{"id": "exact_match"}],
+        },
+    }

@@ -12,10 +12,17 @@ from rl4lms_like.policies import generation, vision_parity, vision_reader
 from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.vision_reader import VisionReader
 from rl4lms_like.system.errors import ModelError, ParityError
-from tests.vision_models import FAMILIES, make_vision_model, make_vision_policy, picture_encoder, png, save_vision_model
+from tests.vision_models import (
+    FAMILIES,
+    QWEN,
+    make_vision_model,
+    make_vision_policy,
+    picture_encoder,
+    png,
+    save_vision_model,
+)
 
 EXACT = 1e-5
-QWEN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 RESPONSE_TYPES = {"paligemma": 1}
 """Type of the tokens of responses, where it is not 0."""
 

@@ -1,0 +1,167 @@
+"""Runs whose prompts have pictures: they learn from them, are resumed and replayed, and their models load anywhere."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.pictures import Picture
+from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.rollouts.collector import RolloutCollector
+from rl4lms_like.run import resume, train_config
+from rl4lms_like.system.errors import RL4LMsLikeError
+from tests.on_policy.test_replay import assert_equal, results_of
+from tests.training.resuming.test_interruption import After, at_minibatch
+from tests.vision_models import png, save_vision_model, vision_config
+
+CHANCE = 1 / 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_vision_model(tmp_path_factory.mktemp("models") / "idefics3", "idefics3")
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return save_vision_model(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")
+
+
+@pytest.fixture
+def mapping(folder):
+    """Two iterations of GRPO on a few pictures."""
+    return small(vision_config(folder, n_train=16, n_eval=8))
+
+
+def small(mapping):
+    mapping["reward_fn"] = {"id": "tests.builders:LowTokens"}
+    mapping["env"]["n_envs"] = 16
+    mapping["env"]["args"]["max_episode_length"] = 3
+    mapping["alg"]["policy"]["args"]["generation_kwargs"]["max_new_tokens"] = 3
+    mapping["alg"]["args"] |= {"n_steps": 3, "batch_size": 24, "n_epochs": 2, "learning_rate": 1e-3}
+    return mapping
+
+
+def trained(mapping, folder, name="run", **values):
+    mapping = copy.deepcopy(mapping)
+    mapping["train_evaluation"] |= values
+    return train_config(parse_config(mapping), base_path_to_store_results=folder, experiment_name=name, quiet=True)
+
+
+def lines_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+ALGORITHMS = {
+    "ppo": {},
+    "vapo": {},
+    "a2c": {"batch_size": None, "n_epochs": None},
+    "trpo": {"n_epochs": None, "target_kl": 0.01},
+    "grpo": {},
+    "dapo": {"dynamic_sampling": None},
+    "rloo": {},
+    "reinforce_pp": {},
+    "online_dpo": {},
+}
+"""Algorithm -> its arguments that differ from those of `small`; None removes one."""
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_starts_with_a_ratio_of_one_and_a_kl_of_zero(mapping, algorithm, tmp_path):
+    mapping["alg"]["id"] = algorithm
+    mapping["alg"]["kl_div"] = {"coeff": 0.1}
+    args = mapping["alg"]["args"] | ALGORITHMS[algorithm]
+    mapping["alg"]["args"] = {name: value for name, value in args.items() if value is not None}
+    run = trained(mapping, tmp_path, n_iters=1)
+    (rollout,) = lines_of(run / "rollout_info.jsonl")
+    assert rollout["rollout_info/kl_div_mean"] == pytest.approx(0, abs=1e-5)
+    update = lines_of(run / "training_info.jsonl")[0]
+    assert update.get("train/ratio_gap", 0.0) < 1e-5
+
+
+def test_a_shared_critic_and_adapters_train(mapping, tmp_path):
+    mapping["alg"]["id"] = "ppo"
+    policy = mapping["alg"]["policy"]["args"]
+    policy |= {"critic": "shared", "peft": {"r": 2, "target_modules": "all-linear"}, "gradient_checkpointing": True}
+    run = trained(mapping, tmp_path)
+    names = load_file(run / "model" / "adapter_model.safetensors")
+    assert names and not any("vision" in name or "connector" in name for name in names)
+
+
+def test_the_policy_learns_from_a_teacher_with_pictures(mapping, tmp_path):
+    teacher = save_vision_model(tmp_path / "teacher", "idefics3", seed=1)
+    mapping["alg"]["id"] = "opd"
+    mapping["alg"]["kl_div"] = {"coeff": 1.0}
+    mapping["alg"]["policy"]["args"]["teacher_model"] = str(teacher)
+    trained(mapping, tmp_path)
+
+
+def test_an_interrupted_run_that_goes_on_ends_as_one_that_was_not(mapping, tmp_path, monkeypatch):
+    whole = trained(mapping, tmp_path, "whole", save_every=1)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        at_minibatch(patch, After(5))
+        trained(mapping, tmp_path, "interrupted", save_every=1)
+    resumed = resume(tmp_path / "rl4lm_exps" / "interrupted")
+    assert_equal(results_of(resumed), results_of(whole))
+
+
+def test_a_replayed_run_is_the_same_and_its_rollouts_have_no_pixels(mapping, tmp_path, monkeypatch):
+    first = trained(mapping, tmp_path, "first", save_rollouts=True)
+    stored = sum(file.stat().st_size for file in (first / "rollouts").glob("*.safetensors"))
+    assert stored < 50_000
+
+    def batch(self):
+        raise AssertionError("a replay generated a rollout")
+
+    monkeypatch.setattr(RolloutCollector, "generation_batch", batch)
+    again = trained(mapping, tmp_path, "again", save_rollouts=True, replay=str(first))
+    before = load_file(first / "model" / "model.safetensors")
+    after = load_file(again / "model" / "model.safetensors")
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+
+
+def test_a_saved_model_is_loaded_with_its_processor(mapping, tmp_path):
+    run = trained(mapping, tmp_path)
+    processor = AutoProcessor.from_pretrained(run / "model")
+    model = AutoModelForImageTextToText.from_pretrained(run / "model")
+    inputs = processor(text=["<image>colour?"], images=[[Picture(contents=png()).open()]], return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=2).shape[1] == inputs["input_ids"].shape[1] + 2
+
+
+def test_evaluate_gives_the_score_of_the_run(mapping, tmp_path):
+    run = trained(mapping, tmp_path, n_iters=4)
+    scores = lines_of(run / "test_split_metrics.jsonl")[-1]["metrics"]
+    assert scores.items() <= evaluate_run(run, split="test").items()
+
+
+def test_a_run_with_pictures_does_not_answer_a_text_without_one(mapping, tmp_path):
+    run = trained(mapping, tmp_path, n_iters=1)
+    with pytest.raises(RL4LMsLikeError, match="--image"):
+        generate_texts(run, ["colour?"])
+
+    # With one, it is what the policy writes for a prompt of its data.
+    (texts,) = generate_texts(run, ["colour?"], n=2, images=[png()], decoding="greedy")
+    assert len(texts) == 2 and texts[0] == texts[1]
+
+
+def test_a_model_of_texts_gets_no_image(tiny_gpt2_dir):
+    with pytest.raises(RL4LMsLikeError, match="texts only"):
+        generate_texts(tiny_gpt2_dir, ["colour?"], images=[png()])
+
+
+@pytest.mark.parametrize("scope", ["none", "projector", "all"])
+def test_only_the_trained_parts_of_the_vision_change(mapping, folder, scope, tmp_path):
+    mapping["alg"]["policy"]["args"]["train_vision"] = scope
+    run = trained(mapping, tmp_path)
+    before = load_file(folder / "model.safetensors")
+    after = load_file(run / "model" / "model.safetensors")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("text_model" in name for name in changed)
+    assert any("connector" in name for name in changed) == (scope != "none")
+    assert any("vision_model" in name for name in changed) == (scope == "all")
