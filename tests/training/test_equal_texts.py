@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -80,8 +81,15 @@ def test_a_judge_compares_responses_to_one_picture():
         assert judge.scores_of(responses(*((RED, text) for _, text in pairs))) == pytest.approx([0, 2 / 3, 1 / 3, 1])
 
 
+class ReadsTexts(ExampleEncoder):
+    """Encoder that reads the texts of prompts with images."""
+
+    def prompts(self, samples, *arguments):
+        return super().prompts([replace(sample, images=()) for sample in samples], *arguments)
+
+
 def test_kto_compares_with_a_response_to_another_picture(tiny_tokenizer):
-    encoder = ExampleEncoder(
+    encoder = ReadsTexts(
         tokenizer=tiny_tokenizer, is_encoder_decoder=False, max_prompt_length=16, max_length=32, end_token_id=None
     )
     colors = (RED, RED, BLUE)
@@ -143,7 +151,15 @@ def test_the_doctor_compares_responses_to_different_pictures():
     assert of_one["duplicates"] is None and of_one["near_duplicates"] is None
 
 
+class OneToken:
+    """Encoder of prompts with images."""
+
+    def encode(self, sample, max_length):
+        return np.array([4])
+
+
 def test_an_audit_uses_each_picture(tiny_tokenizer):
     samples = [asked("a", RED), asked("b", RED), asked("c", BLUE)]
-    probes = Probes(samples, TextLayout(tiny_tokenizer, 16, 16))
+    layout = TextLayout(tiny_tokenizer, 16, 16, pictures=OneToken())
+    probes = Probes(samples, layout)
     assert [sample.id for sample in probes.samples] == ["a", "c"]
