@@ -31,6 +31,7 @@ from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
 from rl4lms_like.on_policy.assemble import build_sampler
 from rl4lms_like.on_policy.replay import plan_of, with_replay
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.audit import AuditedReward, audit_reward, n_calls
 from rl4lms_like.rewards.probes import Probes
@@ -42,6 +43,7 @@ from rl4lms_like.training.environment_preview import environment_lines
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
+    build_pictures,
     build_tokenizer,
     load_model_config,
     render_prompts,
@@ -140,6 +142,7 @@ def _data(
             models.tokenizer,
             models.max_prompt_length,
             is_encoder_decoder=bool(models.config.is_encoder_decoder),
+            pictures=models.pictures,
         )
     if len(set(formats.values())) == 1:
         formats = {"all splits": formats["train"]}
@@ -158,7 +161,13 @@ def _data(
     if components is not None:
         check_samples(config, components, samples)
     if models is not None and not is_dialogue:
-        settings.check_prompts(samples, models.tokenizer, models.config)
+        settings.check_prompts(
+            samples,
+            models.tokenizer,
+            models.config,
+            pictures=models.pictures,
+            max_prompt_length=models.max_prompt_length,
+        )
 
 
 def _environment(config: AnyConfig, samples: Callable[[], LocalSamples], models: _Models | None) -> Iterator[str]:
@@ -219,6 +228,7 @@ class _Models:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     max_prompt_length: int
+    pictures: PictureEncoder | None  # of a vision-language model
 
 
 def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> tuple[str, _Models | None]:
@@ -227,7 +237,13 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     try:
         config = with_created_models(config, local_files_only=True)
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
-        tokenizer = local_tokenizer()
+        pictures = None
+        if config.alg.policy.reads_pictures:
+            settings.check_families(config, networks)
+            max_pixels = config.alg.policy.args.get("max_pixels")
+            network = networks["model_name"]
+            pictures = build_pictures(config.tokenizer, network, max_pixels=max_pixels, local_files_only=True)
+        tokenizer = local_tokenizer() if pictures is None else pictures.processor.tokenizer
     except ModelError as error:
         return f"not checked: {error}\n", None
 
@@ -239,7 +255,7 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     description += f"weights: {weights}\n"
     for notice in settings.speedups_without_effect(config, networks["model_name"]):
         description += f"{notice}\n"
-    return description, _Models(networks["model_name"], tokenizer, prompt)
+    return description, _Models(networks["model_name"], tokenizer, prompt, pictures)
 
 
 class _NotLoadedError(RL4LMsLikeError):
