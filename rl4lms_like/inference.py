@@ -40,6 +40,7 @@ from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
+from rl4lms_like.tracking.thumbnails import with_thumbnails
 from rl4lms_like.training.components import Components, build_components
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
@@ -143,7 +144,7 @@ def evaluate_run(
     result = evaluate_split(config, responder, components, samples, split)
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
-        files.log_predictions(0, split, result.predictions)
+        files.log_predictions(0, split, with_thumbnails(files.path, result.predictions))
     for key, score in result.scores.items():
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")

@@ -200,14 +200,18 @@ class Picture:
         return f"data:{media};base64,{base64.b64encode(self.read()).decode()}"
 
     def png_url(self) -> str:
-        """Return the opened picture as a `data:` URL, without loss. Errors as `open`."""
-        return _url(self.open(), "PNG")
+        """Return the opened picture as the `data:` URL of a PNG, without loss. Errors as `open`."""
+        stream = io.BytesIO()
+        self.open().save(stream, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
 
-    def thumbnail_url(self, side: int = 96) -> str:
-        """Return the `data:` URL of a JPEG of at most `side` x `side` pixels. Errors as `open`."""
+    def thumbnail(self, side: int = 96) -> bytes:
+        """Return a JPEG file of at most `side` x `side` pixels. Errors as `open`."""
         image = self.open()
         image.thumbnail((side, side))
-        return _url(image, "JPEG")
+        stream = io.BytesIO()
+        image.save(stream, "JPEG")
+        return stream.getvalue()
 
 
 def identity_of(prompt: str, images: Sequence[Picture]) -> str:
@@ -398,9 +402,3 @@ def _media_of(contents: bytes) -> str | None:
     if contents[:4] == b"\x1aE\xdf\xa3" or contents[8:12] == b"AVI " or contents[4:11] in (b"ftypiso", b"ftypmp4"):
         return "a video, which is not supported"
     return None
-
-
-def _url(image: Image, file_format: str) -> str:
-    stream = io.BytesIO()
-    image.save(stream, file_format)
-    return f"data:image/{file_format.lower()};base64,{base64.b64encode(stream.getvalue()).decode()}"

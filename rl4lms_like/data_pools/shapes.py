@@ -169,7 +169,7 @@ def _drawn(rng: random.Random, question: QuestionName, side: int) -> tuple[Drawi
     # A shape stays within its cell, a third of the side: centre and radius vary within it.
     shapes = []
     for column, row in centres:
-        radius = rng.randint(side // 12, side // 8)
+        radius = rng.randint(side // 9, side // 7)
         space = side // 6 - radius
         x = column * side // 6 + rng.randint(-space, space)
         y = row * side // 6 + rng.randint(-space, space)

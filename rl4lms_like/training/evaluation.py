@@ -313,6 +313,8 @@ def evaluate_on_samples(
             prediction[key] = NOT_APPLICABLE if scores_of_texts is None else scores_of_texts[i]
         if dialogues:
             prediction["turns"] = [turn.to_dict() for turn in dialogues[i].turns]
+        if sample.images:
+            prediction["images"] = sample.images
         predictions.append(prediction)
     return Evaluation({key: score for key, (_, score) in results.items()}, predictions)
 

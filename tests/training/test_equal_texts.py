@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,12 +21,14 @@ from rl4lms_like.data_pools.files import JsonlPool
 from rl4lms_like.data_pools.sampler import DifficultySampler
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.offline.pairs import encode_labels
+from rl4lms_like.on_policy.doctor.diagnostics import diagnostics_of
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.probes import Probes
 from rl4lms_like.sampled_pairs import digest_of
 from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.training.examples import ExampleEncoder
 from rl4lms_like.training.resuming.states import check_frozen, frozen_digests
+from tests.builders import episodes_of_lengths
 from tests.configs import run_blocks
 from tests.judge_server import judge_server
 
@@ -77,8 +81,15 @@ def test_a_judge_compares_responses_to_one_picture():
         assert judge.scores_of(responses(*((RED, text) for _, text in pairs))) == pytest.approx([0, 2 / 3, 1 / 3, 1])
 
 
+class ReadsTexts(ExampleEncoder):
+    """Encoder that reads the texts of prompts with images."""
+
+    def prompts(self, samples, *arguments):
+        return super().prompts([replace(sample, images=()) for sample in samples], *arguments)
+
+
 def test_kto_compares_with_a_response_to_another_picture(tiny_tokenizer):
-    encoder = ExampleEncoder(
+    encoder = ReadsTexts(
         tokenizer=tiny_tokenizer, is_encoder_decoder=False, max_prompt_length=16, max_length=32, end_token_id=None
     )
     colors = (RED, RED, BLUE)
@@ -129,7 +140,26 @@ def test_the_difficulty_of_a_question_is_that_of_its_picture():
     }
 
 
+def test_the_doctor_compares_responses_to_different_pictures():
+    episodes = episodes_of_lengths([4] * 8)
+    one_question = torch.full_like(episodes.prompt_ids, 5)
+    one_answer = torch.arange(4).expand(8, -1)
+    equal = replace(episodes, prompt_ids=one_question, response_ids=one_answer)
+    of_two = diagnostics_of({}, replace(equal, pictures=torch.tensor([1, 2] * 4)), [0.0] * 8)
+    assert of_two["duplicates"] == of_two["near_duplicates"] == 1.0
+    of_one = diagnostics_of({}, replace(equal, pictures=torch.ones(8, dtype=torch.long)), [0.0] * 8)
+    assert of_one["duplicates"] is None and of_one["near_duplicates"] is None
+
+
+class OneToken:
+    """Encoder of prompts with images."""
+
+    def encode(self, sample, max_length):
+        return np.array([4])
+
+
 def test_an_audit_uses_each_picture(tiny_tokenizer):
     samples = [asked("a", RED), asked("b", RED), asked("c", BLUE)]
-    probes = Probes(samples, TextLayout(tiny_tokenizer, 16, 16))
+    layout = TextLayout(tiny_tokenizer, 16, 16, pictures=OneToken())
+    probes = Probes(samples, layout)
     assert [sample.id for sample in probes.samples] == ["a", "c"]
