@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
+    from rl4lms_like.policies.vision import VisionLMActorCriticPolicy
     from rl4lms_like.post_processors import POST_PROCESSORS
     from rl4lms_like.python_api.python_run import Run, train
     from rl4lms_like.rewards import REWARDS
@@ -165,6 +166,7 @@ _MODULES = {
     "Tracker": "tracking.base",
     "TrainingObjective": "offline.objective",
     "VAPO": "algorithms.vapo",
+    "VisionLMActorCriticPolicy": "policies.vision",
     "assemble": "on_policy.assemble",
     "evaluate_run": "inference",
     "generate_texts": "inference",
@@ -257,6 +259,7 @@ __all__ = [
     "Tracker",
     "TrainingObjective",
     "VAPO",
+    "VisionLMActorCriticPolicy",
     "assemble",
     "evaluate_run",
     "generate_texts",
