@@ -133,8 +133,8 @@ class PictureEncoder:
             n_placeholders = int((ids == self.image_token_id).sum())
             raise DataPoolError(
                 f"the prompt of sample {sample.id!r} has {len(ids)} tokens, {n_placeholders} of them for "
-                f"{len(sample.images)} pictures, and cannot be truncated to max_prompt_length {max_length}: raise "
-                f"env.args.max_prompt_length, or lower alg.policy.args.max_pixels"
+                f"images, and cannot be truncated to max_prompt_length {max_length}: raise env.args.max_prompt_length, "
+                f"or let alg.policy.args.max_pixels make its images smaller"
             )
         return ids
 

@@ -11,16 +11,23 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.run import resume, train_config
-from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
+from tests.config_errors import raises_at
 from tests.on_policy.test_replay import assert_equal, results_of
 from tests.training.resuming.test_interruption import After, at_minibatch
-from tests.vision_models import png, save_vision_model, vision_config
+from tests.vision_models import picture_encoder, png, save_vision_model, vision_config
 
-CHANCE = 1 / 6
+LEARNING = {
+    "grpo": {"learning_rate": 2e-3, "ent_coef": 0.02},
+    "ppo": {"learning_rate": 1e-3, "ent_coef": 0.02, "n_epochs": 4},
+}
 
 
 @pytest.fixture(scope="module")
@@ -153,6 +160,93 @@ def test_a_run_with_pictures_does_not_answer_a_text_without_one(mapping, tmp_pat
 def test_a_model_of_texts_gets_no_image(tiny_gpt2_dir):
     with pytest.raises(RL4LMsLikeError, match="texts only"):
         generate_texts(tiny_gpt2_dir, ["colour?"], images=[png()])
+
+
+VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+REFUSED = {
+    "env.dialogue": {"env": {"dialogue": {"id": "guess_number", "max_turn_length": 3}}},
+    "env.vec_env": {"env": {"vec_env": "subproc"}},
+    "distributed.strategy": {"distributed": {"strategy": "fsdp"}},
+    "tokenizer.add_tokens": {"tokenizer": {"add_tokens": ["<think>"]}},
+    "alg.policy.args.engine.id": {
+        "policy": {"engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}}
+    },
+    "alg.policy.id": {"alg": {"id": "nlpo"}},
+}
+
+
+@pytest.mark.parametrize("path", REFUSED)
+def test_what_is_not_supported_is_refused_by_its_key(mapping, path):
+    for block, values in REFUSED[path].items():
+        target = mapping["alg"]["policy"]["args"] if block == "policy" else mapping.setdefault(block, {})
+        target |= values
+    with raises_at(path, among_others=True):
+        parse_config(mapping)
+
+
+def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy_one_of_texts(
+    mapping, tiny_gpt2_dir, tiny_t5_dir
+):
+    mapping["alg"]["policy"]["id"] = "causal_lm_actor_critic_policy"
+    with raises_at("alg.policy.args.model_name", mentions="vision-language"):
+        assemble(parse_config(mapping))
+    for folder, kind in ((tiny_gpt2_dir, "decoder-only"), (tiny_t5_dir, "encoder-decoder")):
+        mapping["alg"]["policy"] = {"id": "vision_lm_actor_critic_policy", "args": {"model_name": str(folder)}}
+        mapping["tokenizer"]["model_name"] = str(folder)
+        with raises_at("alg.policy.args.model_name", mentions=kind):
+            assemble(parse_config(mapping))
+
+
+def test_a_policy_of_texts_refuses_prompts_with_pictures(mapping, tiny_gpt2_dir):
+    mapping["alg"]["policy"] = {"id": "causal_lm_actor_critic_policy", "args": {"model_name": str(tiny_gpt2_dir)}}
+    mapping["tokenizer"]["model_name"] = str(tiny_gpt2_dir)
+    with pytest.raises(DataPoolError, match="'train_0' has images"):
+        assemble(parse_config(mapping))
+
+
+def test_a_prompt_that_is_too_long_with_its_pictures_is_refused_before_the_model_is_loaded(mapping, monkeypatch):
+    monkeypatch.setattr("rl4lms_like.policies.base.load_networks", None)  # would fail
+    mapping["env"]["args"]["max_prompt_length"] = 6
+    with pytest.raises(DataPoolError, match=r"(?s)'train_0' has 13 tokens, 4 of them for images.*and 22 more"):
+        assemble(parse_config(mapping))
+
+
+def test_fewer_pixels_give_fewer_tokens_or_are_refused(mapping, qwen, folder):
+    encoders = [picture_encoder(qwen, max_pixels=max_pixels) for max_pixels in (None, 3200)]
+    sample = Sample("large", "<image>colour?", images=(Picture(contents=png(size=(112, 112))),))
+    lengths = [len(encoder.encode(sample, 100)) for encoder in encoders]
+    assert lengths[1] < lengths[0]
+    with raises_at("alg.policy.args.max_pixels"):
+        picture_encoder(folder, max_pixels=3200)
+
+
+def test_texts_with_a_placeholder_and_places_without_a_picture_are_refused(folder, qwen):
+    encoder = picture_encoder(qwen)
+    layout = TextLayout(encoder.processor.tokenizer, 100, 1, pictures=encoder)
+    with pytest.raises(DataPoolError, match="stands for one"):
+        layout.encode("a <|image_pad|> b")
+    one = (Picture(contents=png()),)
+    with pytest.raises(DataPoolError, match=r"1 images"):
+        layout.encode(Sample("two places", "<image> <image>", images=one))
+    adjacent = Sample("adjacent", "", rendered_prompt="<|image_pad|><|image_pad|>a", images=one * 2)
+    with pytest.raises(DataPoolError, match="without a token between"):
+        layout.encode(adjacent)
+
+
+def test_a_single_step_does_not_answer_without_the_picture(mapping):
+    run = assemble(parse_config(mapping))
+    with pytest.raises(ModelError, match="pictures"):
+        run.policy.predict(run.env.reset())
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_a_run_learns_the_colours_of_pictures_and_nothing_from_a_constant_one(folder, algorithm, constant, tmp_path):
+    mapping = vision_config(folder, algorithm=algorithm, constant=constant)
+    mapping["alg"]["args"] |= LEARNING[algorithm]
+    run = trained(mapping, tmp_path, n_iters=200)
+    score = lines_of(run / "test_split_metrics.jsonl")[-1]["metrics"]["answers/exact_match"]
+    assert score < 0.35 if constant else score >= 0.85
 
 
 @pytest.mark.parametrize("scope", ["none", "projector", "all"])
