@@ -153,7 +153,8 @@ def _data(
         rows = [(name, value) for name, value in rows if name != "prompt"]
     yield "# data\n" + _table(rows)
     if samples["train"][0].rendered_prompt is not None and not is_dialogue:
-        yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))
+        pictures = None if models is None else models.pictures
+        yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer(), pictures))
 
     # What could not be built was reported before; only the others are compared with the samples.
     if isinstance(config, RunConfig) and config.datapool.sampler is not None:

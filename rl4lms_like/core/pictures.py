@@ -71,13 +71,16 @@ class Picture:
         """Return the picture that a cell of a table stands for; a file is not opened yet.
 
         Args:
-            cell: path of an image file, bytes of one, `data:` URL, image of PIL, or a mapping with `bytes` or `path`,
-                as `datasets` stores images.
+            cell: a picture, path of an image file, bytes of one, `data:` URL, image of PIL, or a mapping with `bytes`
+                or `path`, as `datasets` stores images.
             folder: folder of relative paths, usually that of the data file; None = the working directory.
 
         Raises:
             DataPoolError: the cell has none of these, or an address of another machine.
         """
+        if isinstance(cell, Picture):
+            return cell
+
         # `datasets` fills in one of both keys, or both for an image that it has copied from a file.
         if isinstance(cell, Mapping):
             if "sampling_rate" in cell:
@@ -96,7 +99,7 @@ class Picture:
             return cls(path if folder is None else folder / path)  # `folder / path` is `path` if that is absolute
         if isinstance(cell, bytes | bytearray | memoryview) and len(cell):
             return cls(contents=bytes(cell))
-        if _is_pil_image(cell):
+        if is_pil_image(cell):
             return cls(contents=_as_ppm(cell))
         raise DataPoolError(f"expected a path, bytes or a `data:` URL of an image file, got {shown(cell)}")
 
@@ -201,9 +204,13 @@ class Picture:
 
     def png_url(self) -> str:
         """Return the opened picture as the `data:` URL of a PNG, without loss. Errors as `open`."""
+        return f"data:image/png;base64,{base64.b64encode(self.png()).decode()}"
+
+    def png(self) -> bytes:
+        """Return the opened picture as a PNG file, without loss. Errors as `open`."""
         stream = io.BytesIO()
         self.open().save(stream, "PNG")
-        return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+        return stream.getvalue()
 
     def thumbnail(self, side: int = 96) -> bytes:
         """Return a JPEG file of at most `side` x `side` pixels. Errors as `open`."""
@@ -346,7 +353,7 @@ def _pil(module: str) -> ModuleType:
     return import_extra(f"PIL.{module}", extra="vision", needed_by="reading images")
 
 
-def _is_pil_image(cell: Any) -> bool:
+def is_pil_image(cell: Any) -> bool:
     """Return True for an image of PIL, without importing it: where there is one, it has been imported."""
     return any(parent.__module__ == "PIL.Image" for parent in type(cell).__mro__)
 

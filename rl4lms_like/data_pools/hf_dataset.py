@@ -104,11 +104,11 @@ def dataset_rows(
     # Numbers of the rows in the stored table, also after the division: an error names a row that users can look up.
     first_rows = range(len(table))[: splitting.max_rows]
     indices = first_rows[: splitting.max_size] if is_whole else splitting.of_all(len(first_rows), split)
-    rows = zip(indices, _as_stored(table.select(indices)), strict=True)
+    rows = zip(indices, as_stored(table.select(indices)), strict=True)
     return ((index, (f"{source}, row {index}", row)) for index, row in rows), source
 
 
-def _as_stored(table: Any) -> Iterable[Mapping[str, Any]]:
+def as_stored(table: Any) -> Iterable[Mapping[str, Any]]:
     """Return the rows of a table; images as the bytes or the path that are stored, not decoded."""
     features = import_extra("datasets", extra="data", needed_by=_NEEDED_BY).features
     decoded = (features.Image, features.Audio, features.Video)

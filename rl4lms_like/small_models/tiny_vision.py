@@ -8,6 +8,7 @@ The weights are random: the pool's questions are all that it will ever read.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -45,8 +46,10 @@ def make_tiny_vision_model(folder: Path, seed: int = 0) -> None:
     images = Idefics3ImageProcessorPil(size=edge, max_image_size=edge, do_image_splitting=False)
     processor = Idefics3Processor(images, tokenizer, image_seq_len=n_image_tokens)
 
+    image_token_id: Any = tokenizer.convert_tokens_to_ids("<image>")
+
     # The initial scale of 0.02 is for widths of thousands: with it, the answers would hardly depend on the picture.
-    special_ids = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    special_ids: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     config = Idefics3Config(
         vision_config={
             "hidden_size": 48,
@@ -70,8 +73,7 @@ def make_tiny_vision_model(folder: Path, seed: int = 0) -> None:
             **special_ids,
         },
         scale_factor=SCALE,
-        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
-        initializer_range=0.1,
+        image_token_id=image_token_id,
         **special_ids,
     )
     with torch.random.fork_rng(devices=[]):

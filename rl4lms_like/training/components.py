@@ -245,9 +245,11 @@ def data_lines(
     return rows
 
 
-def chat_lines(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+def chat_lines(
+    sample: Sample, tokenizer: PreTrainedTokenizerBase, pictures: PictureEncoder | None = None
+) -> list[tuple[str, str]]:
     """Return the rendered prompt of a sample, its token ids, and the token after a message of the assistant."""
-    (ids,) = TextLayout(tokenizer, NO_LIMIT, 1).encode_all([sample])
+    (ids,) = TextLayout(tokenizer, NO_LIMIT, 1, pictures=pictures).encode_all([sample])
 
     # The token that ends a turn also ends a response; a template without one leaves only the end-of-text token.
     end = ChatTemplate(tokenizer).end_of_turn
