@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -139,6 +140,18 @@ def test_a_saved_model_is_loaded_with_its_processor(mapping, tmp_path):
     model = AutoModelForImageTextToText.from_pretrained(run / "model")
     inputs = processor(text=["<image>colour?"], images=[[Picture(contents=png()).open()]], return_tensors="pt")
     assert model.generate(**inputs, max_new_tokens=2).shape[1] == inputs["input_ids"].shape[1] + 2
+
+    # What resized the images is recorded.
+    assert json.loads((run / "environment.json").read_text())[0]["images"].startswith("pillow ")
+
+
+def test_the_code_of_the_model_card_runs(mapping, tmp_path, capsys):
+    run = trained(mapping, tmp_path)
+    code = (run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    Picture(contents=png()).open().save(tmp_path / "photo.png")
+    code = code.replace("photo.png", str(tmp_path / "photo.png"))
+    exec(re.sub(r'from_pretrained\("[^"]*"', f'from_pretrained("{run / "model"}"', code))
+    assert capsys.readouterr().out
 
 
 def test_evaluate_gives_the_score_of_the_run(mapping, tmp_path):
