@@ -84,6 +84,7 @@ class PictureEncoder:
         self._images: dict[int, tuple[Picture, ...]] = {}  # number -> the pictures of a prompt
         self._ids: dict[tuple[str, bool, int], np.ndarray] = {}  # text, is it plain, number -> ids
         self._tensors: OrderedDict[int, dict[str, Tensor]] = OrderedDict()  # the same; the last ones that were used
+        self._n_bytes = 0  # of these tensors
         self.type_rules: dict[str, bool] = {}
         self._find_type_rules()
         if max_pixels is not None:
@@ -256,15 +257,15 @@ class PictureEncoder:
 
     def _keep(self, number: int, encoded: Any) -> None:
         """Keep the tensors of a prompt, and drop those that have not been used for the longest time."""
+        if number in self._tensors:  # of another text with the same pictures
+            return
         of_text = {"input_ids", "attention_mask", "labels", *TYPES}
-        self._tensors[number] = {
-            name: value for name, value in encoded.items() if isinstance(value, Tensor) and name not in of_text
-        }
-        self._tensors.move_to_end(number)
-        n_bytes = sum(tensor.nbytes for tensors in self._tensors.values() for tensor in tensors.values())
-        while n_bytes > self._cache_bytes and len(self._tensors) > 1:
+        kept = {name: value for name, value in encoded.items() if isinstance(value, Tensor) and name not in of_text}
+        self._tensors[number] = kept
+        self._n_bytes += _size(kept)
+        while self._n_bytes > self._cache_bytes and len(self._tensors) > 1:
             _, dropped = self._tensors.popitem(last=False)
-            n_bytes -= sum(tensor.nbytes for tensor in dropped.values())
+            self._n_bytes -= _size(dropped)
 
     def _processed(self, text: str, images: Sequence[Picture], *, adds_special_tokens: bool = True) -> Any:
         """Return what the processor makes of a prompt: a batch of one text."""
@@ -278,6 +279,11 @@ class PictureEncoder:
             factor = math.sqrt(self.max_pixels / (image.width * image.height))
             image = image.resize((max(int(image.width * factor), 1), max(int(image.height * factor), 1)))
         return image
+
+
+def _size(tensors: dict[str, Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def noise(width: int, height: int, seed: int = 0) -> bytes:
