@@ -169,7 +169,7 @@ class PictureEncoder:
         if len(found):
             token = self.processor.tokenizer.convert_ids_to_tokens(int(found[0]))
             name = repr(sample) if isinstance(sample, str) else f"of sample {sample.id!r}"
-            raise DataPoolError(f"the prompt {name} has no picture, but the text {token!r}, which stands for one")
+            raise DataPoolError(f"the prompt {name} has no image, but the text {token!r}, which stands for one")
 
     def types(self, name: str, ids: Tensor) -> Tensor:
         """Return the types of prompt tokens, of the shape of `ids`; `name` is one of `type_rules`."""
@@ -185,7 +185,7 @@ class PictureEncoder:
         n_places = text.count(self.mark)
         if n_places != len(sample.images):
             raise DataPoolError(
-                f"sample {sample.id!r} has {len(sample.images)} pictures, but its prompt has {n_places} places for "
+                f"sample {sample.id!r} has {len(sample.images)} images, but its prompt has {n_places} places for "
                 f"one ({self.mark})"
             )
         return text
@@ -198,7 +198,7 @@ class PictureEncoder:
         n_runs = int((is_part.diff() == 1).sum())
         if n_runs < len(sample.images):
             raise DataPoolError(
-                f"the prompt of sample {sample.id!r} has two pictures without a token between them, which this model "
+                f"the prompt of sample {sample.id!r} has two images without a token between them, which this model "
                 f"would take for one: put a space or a word between them"
             )
 
@@ -225,7 +225,7 @@ class PictureEncoder:
         self.max_pixels = max_pixels
         if n_limited >= n_tokens:
             message = (
-                f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of a picture of "
+                f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of an image of "
                 f"{side} x {side} pixels in any case; remove it"
             )
             raise ConfigError([ConfigIssue("alg.policy.args.max_pixels", message)])
@@ -248,7 +248,7 @@ class PictureEncoder:
             images = self._images.get(number)
             if images is None:
                 raise ModelError(
-                    f"the pictures with number {number} are not among those of the data pool: it has other pictures "
+                    f"the images with number {number} are not among those of the data pool: it has other images "
                     f"than when this episode was generated"
                 )
             self._keep(number, self._processed(" ".join([self.place] * len(images)), images))

@@ -256,7 +256,7 @@ def _usage(saved: SavedModel) -> str:
     auto_class = "AutoModelForSeq2SeqLM" if _is_seq2seq(saved) else "AutoModelForCausalLM"
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
-    if reads_pictures(saved):
+    if saved.reads_pictures:
         return _usage_with_image(saved)
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
     tokenizer_code = ", trust_remote_code=True" if saved.config.tokenizer.trust_remote_code else ""
@@ -296,11 +296,6 @@ def _usage(saved: SavedModel) -> str:
     lines += [f"output = model.generate(**inputs{arguments})"]
     start = "" if _is_seq2seq(saved) else '[inputs["input_ids"].shape[1] :]'
     return "\n".join([*lines, f"print(tokenizer.decode(output[0]{start}, skip_special_tokens=True))"])
-
-
-def reads_pictures(saved: SavedModel) -> bool:
-    """Return whether a saved model reads prompts with pictures."""
-    return isinstance(saved.config, RunConfig) and saved.config.alg.policy.reads_pictures
 
 
 def _usage_with_image(saved: SavedModel) -> str:
