@@ -16,6 +16,7 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
@@ -23,6 +24,7 @@ from rl4lms_like.run import resume, train_config
 from rl4lms_like.sharing import merge_run
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
 from tests.config_errors import raises_at
+from tests.configs import supervised_blocks
 from tests.on_policy.test_replay import assert_equal, results_of
 from tests.training.resuming.test_interruption import After, at_minibatch
 from tests.vision_models import picture_encoder, png, save_vision_model, vision_config
@@ -221,6 +223,13 @@ def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy
         mapping["tokenizer"]["model_name"] = str(folder)
         with raises_at("alg.policy.args.model_name", mentions=kind):
             assemble(parse_config(mapping))
+
+
+def test_a_supervised_run_refuses_a_vision_language_model(folder):
+    blocks = supervised_blocks()
+    blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(folder)
+    with raises_at("alg.model_name", mentions="vision-language"):
+        assemble_supervised(parse_config(blocks))
 
 
 def test_a_policy_of_texts_refuses_prompts_with_pictures(mapping, tiny_gpt2_dir):
