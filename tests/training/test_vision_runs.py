@@ -196,6 +196,7 @@ REFUSED = {
     "env.vec_env": {"env": {"vec_env": "subproc"}},
     "distributed.strategy": {"distributed": {"strategy": "fsdp"}},
     "tokenizer.add_tokens": {"tokenizer": {"add_tokens": ["<think>"]}},
+    "alg.policy.args.compile": {"policy": {"compile": True}},
     "alg.policy.args.engine.id": {
         "policy": {"engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}}
     },
