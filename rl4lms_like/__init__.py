@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rl4lms_like.core.losses import policy_gradient
     from rl4lms_like.core.objective import Objective
     from rl4lms_like.core.observation import Observation
+    from rl4lms_like.core.pictures import Picture
     from rl4lms_like.core.sample import Preference, Sample
     from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
     from rl4lms_like.data_pools.base import TextGenPool
@@ -134,6 +135,7 @@ _MODULES = {
     "POLICIES": "policies",
     "POST_PROCESSORS": "post_processors",
     "PPO": "algorithms.ppo",
+    "Picture": "core.pictures",
     "Preference": "core.sample",
     "PreferenceObjective": "offline.preference_objectives",
     "PromptSampler": "data_pools.sampler",
@@ -227,6 +229,7 @@ __all__ = [
     "POLICIES",
     "POST_PROCESSORS",
     "PPO",
+    "Picture",
     "Preference",
     "PreferenceObjective",
     "PromptSampler",

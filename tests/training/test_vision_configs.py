@@ -95,3 +95,19 @@ def test_the_config_of_shapes_trains_the_embedded_model(tmp_path, monkeypatch):
     folder = train(SHAPES, base_path_to_store_results=tmp_path, overrides=overrides(few))
     (_, scores) = [json.loads(line) for line in (folder / "test_split_metrics.jsonl").read_text().splitlines()]
     assert 0 <= scores["metrics"]["answers/exact_match"] <= 1
+
+
+def test_the_model_of_shapes_learns_colours_and_nothing_from_an_empty_picture(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    accuracy = {}
+    for constant in (False, True):
+        values = {"datapool.args.constant": json.dumps(constant)}
+        folder = train(
+            SHAPES,
+            base_path_to_store_results=tmp_path,
+            experiment_name=f"constant_{constant}",
+            overrides=overrides(values),
+        )
+        (*_, last) = (folder / "test_split_metrics.jsonl").read_text().splitlines()
+        accuracy[constant] = json.loads(last)["metrics"]["answers/exact_match"]
+    assert accuracy[False] >= 0.85 and accuracy[True] <= 0.35
