@@ -30,8 +30,8 @@ from tests.training.resuming.test_interruption import After, at_minibatch
 from tests.vision_models import picture_encoder, png, save_vision_model, vision_config
 
 LEARNING = {
-    "grpo": {"learning_rate": 2e-3, "ent_coef": 0.02},
-    "ppo": {"learning_rate": 1e-3, "ent_coef": 0.02, "n_epochs": 4},
+    "grpo": (250, {"learning_rate": 2e-3, "ent_coef": 0.02}),
+    "ppo": (150, {"learning_rate": 1e-3, "ent_coef": 0.02, "n_epochs": 4}),
 }
 
 
@@ -279,8 +279,9 @@ def test_a_single_step_does_not_answer_without_the_picture(mapping):
 @pytest.mark.parametrize("constant", [False, True])
 def test_a_run_learns_the_colours_of_pictures_and_nothing_from_a_constant_one(folder, algorithm, constant, tmp_path):
     mapping = vision_config(folder, algorithm=algorithm, constant=constant)
-    mapping["alg"]["args"] |= LEARNING[algorithm]
-    run = trained(mapping, tmp_path, n_iters=250)
+    n_iters, args = LEARNING[algorithm]
+    mapping["alg"]["args"] |= args
+    run = trained(mapping, tmp_path, n_iters=n_iters)
     score = lines_of(run / "test_split_metrics.jsonl")[-1]["metrics"]["answers/exact_match"]
     assert score < 0.35 if constant else score >= 0.85
 
