@@ -444,7 +444,7 @@ def responder_of(
         saved = saved_with_model(config.tokenizer, model_name)
         pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"))
         if engine is not None and engine["id"] != OWN_ENGINE:
-            message = f"{engine['id']} gets prompts without their pictures; use {OWN_ENGINE}"
+            message = f"{engine['id']} gets prompts without their images; use {OWN_ENGINE}"
             raise ConfigError([ConfigIssue("engine.id", message)], "the engine")
     device = get_device("auto" if config is None else config.device)
 

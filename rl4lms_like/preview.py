@@ -43,11 +43,11 @@ from rl4lms_like.training.environment_preview import environment_lines
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
-    build_pictures,
     build_tokenizer,
     load_model_config,
     render_prompts,
     stripped_pattern_notices,
+    tokenizer_and_pictures,
 )
 
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
@@ -238,13 +238,11 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     try:
         config = with_created_models(config, local_files_only=True)
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
-        pictures = None
         if config.alg.policy.reads_pictures:
             settings.check_families(config, networks)
-            max_pixels = config.alg.policy.args.get("max_pixels")
-            network = networks["model_name"]
-            pictures = build_pictures(config.tokenizer, network, max_pixels=max_pixels, local_files_only=True)
-        tokenizer = local_tokenizer() if pictures is None else pictures.processor.tokenizer
+            tokenizer, pictures = tokenizer_and_pictures(config, local_files_only=True)
+        else:
+            tokenizer, pictures = local_tokenizer(), None
     except ModelError as error:
         return f"not checked: {error}\n", None
 
@@ -385,7 +383,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     reward = build_component(REWARDS, config.reward_fn)
 
     # References that are whole messages are the texts that the chat template writes for them.
-    tokenizer = build_tokenizer(config.tokenizer)
+    tokenizer, pictures = tokenizer_and_pictures(config)
     pool = render_prompts({"train": build_datapool(config.datapool, "train")}, config.tokenizer, tokenizer)["train"]
 
     # Texts are tokens, as in training: the reward gets what is left of a text after encoding and decoding.
@@ -396,6 +394,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
         max_context_length=env.max_episode_length,
         context_start_token=env.context_start_token,
         prompt_truncation_side=env.prompt_truncation_side,
+        pictures=pictures,
     )
     probes = Probes([sample for sample, _ in pool], layout)
 

@@ -360,9 +360,9 @@ def vision_policies(
     if not isinstance(policy, VisionPolicyArguments):
         return
     if env.dialogue is not None:
-        yield ConfigIssue("env.dialogue", "has prompts without pictures; remove it, or use a causal policy")
+        yield ConfigIssue("env.dialogue", "has prompts without images; remove it, or use a causal policy")
     if env.vec_env == "subproc":
-        yield ConfigIssue("env.vec_env", "pictures are not passed to the processes of subproc; use text")
+        yield ConfigIssue("env.vec_env", "images are not passed to the processes of subproc; use text")
     if distributed.strategy == "fsdp":
         yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
     if tokenizer.named_tokens:

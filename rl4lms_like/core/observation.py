@@ -148,8 +148,8 @@ def refuse_images(prompts: Sequence[str | Sample]) -> None:
     for prompt in prompts:
         if isinstance(prompt, Sample) and prompt.images:
             raise DataPoolError(
-                f"the prompt of sample {prompt.id!r} has images, which the policy does not read: set alg.policy.id: "
-                f"vision_lm_actor_critic_policy and a vision-language model, or remove image_column"
+                f"the prompt of sample {prompt.id!r} has images, which the model of this run does not read: train a "
+                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy, or remove image_column"
             )
 
 

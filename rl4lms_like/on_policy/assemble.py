@@ -62,8 +62,6 @@ from rl4lms_like.training.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
-    build_pictures,
-    build_tokenizer,
     chat_template_of,
     dialogue_settings,
     end_tokens,
@@ -72,6 +70,7 @@ from rl4lms_like.training.inputs import (
     render_prompts,
     stripped_pattern_notices,
     token_limit,
+    tokenizer_and_pictures,
 )
 from rl4lms_like.training.run_reward import RunReward, connect
 from rl4lms_like.training.threads import set_n_threads
@@ -151,12 +150,9 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     # Only the models' configs are read so far: what does not fit is found before weights are loaded.
     networks = load_networks(config, load_model_config)
     model_config = networks["model_name"]
-    pictures = None
     if config.alg.policy.reads_pictures:
         check_families(config, networks)  # before the processor of a wrong family is loaded
-        max_pixels = config.alg.policy.args.get("max_pixels")
-        pictures = build_pictures(config.tokenizer, model_config, max_pixels=max_pixels)
-    tokenizer = build_tokenizer(config.tokenizer) if pictures is None else pictures.processor.tokenizer
+    tokenizer, pictures = tokenizer_and_pictures(config)
     check_fit(config, tokenizer, networks)
     for notice in (*stripped_pattern_notices(config, tokenizer), *speedups_without_effect(config, model_config)):
         logger.warning("%s", notice)

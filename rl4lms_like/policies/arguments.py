@@ -494,8 +494,8 @@ class VisionPolicyArguments(PolicyArguments):
 
     Args:
         train_vision: what is trained besides the language model: `none`, the `projector` that turns features of
-            pictures into embeddings, or `all`, which is the tower too. With `peft`, the same layers get adapters.
-        max_pixels: pictures with more pixels (width times height) are made smaller before the model's processor gets
+            images into embeddings, or `all`, which is the tower too. With `peft`, the same layers get adapters.
+        max_pixels: images with more pixels (width times height) are made smaller before the model's processor gets
             them; null is the processor's own limit.
     """
 
@@ -510,7 +510,9 @@ class VisionPolicyArguments(PolicyArguments):
         yield from super().issues()
         id = self.engine["id"]
         if id != OWN_ENGINE:
-            yield ConfigIssue("engine.id", f"{id} gets prompts without their pictures; use {OWN_ENGINE}")
+            yield ConfigIssue("engine.id", f"{id} gets prompts without their images; use {OWN_ENGINE}")
+        if self.compile:
+            yield ConfigIssue("compile", "is not supported for vision-language models; remove it")
 
 
 def shared_arguments(arguments: Mapping[str, Any]) -> tuple[PolicyArguments | None, list[ConfigIssue]]:

@@ -294,10 +294,13 @@ def auto_class_of(config: PretrainedConfig) -> Any:
     """Return the transformers class that loads a language model of this family, as a model of texts if there is one."""
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
-    reads_pictures_only = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and (
-        type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
-    )
-    return AutoModelForImageTextToText if reads_pictures_only else AutoModelForCausalLM
+    return AutoModelForImageTextToText if reads_images_only(config) else AutoModelForCausalLM
+
+
+def reads_images_only(config: PretrainedConfig) -> bool:
+    """Return whether a family is loaded as a vision-language model only, and not as one of texts."""
+    is_vision = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return is_vision and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def is_loaded_by(config: PretrainedConfig, auto_class: Any) -> bool:

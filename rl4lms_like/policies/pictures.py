@@ -84,6 +84,7 @@ class PictureEncoder:
         self._images: dict[int, tuple[Picture, ...]] = {}  # number -> the pictures of a prompt
         self._ids: dict[tuple[str, bool, int], np.ndarray] = {}  # text, is it plain, number -> ids
         self._tensors: OrderedDict[int, dict[str, Tensor]] = OrderedDict()  # the same; the last ones that were used
+        self._n_bytes = 0  # of these tensors
         self.type_rules: dict[str, bool] = {}
         self._find_type_rules()
         if max_pixels is not None:
@@ -168,7 +169,7 @@ class PictureEncoder:
         if len(found):
             token = self.processor.tokenizer.convert_ids_to_tokens(int(found[0]))
             name = repr(sample) if isinstance(sample, str) else f"of sample {sample.id!r}"
-            raise DataPoolError(f"the prompt {name} has no picture, but the text {token!r}, which stands for one")
+            raise DataPoolError(f"the prompt {name} has no image, but the text {token!r}, which stands for one")
 
     def types(self, name: str, ids: Tensor) -> Tensor:
         """Return the types of prompt tokens, of the shape of `ids`; `name` is one of `type_rules`."""
@@ -184,7 +185,7 @@ class PictureEncoder:
         n_places = text.count(self.mark)
         if n_places != len(sample.images):
             raise DataPoolError(
-                f"sample {sample.id!r} has {len(sample.images)} pictures, but its prompt has {n_places} places for "
+                f"sample {sample.id!r} has {len(sample.images)} images, but its prompt has {n_places} places for "
                 f"one ({self.mark})"
             )
         return text
@@ -197,7 +198,7 @@ class PictureEncoder:
         n_runs = int((is_part.diff() == 1).sum())
         if n_runs < len(sample.images):
             raise DataPoolError(
-                f"the prompt of sample {sample.id!r} has two pictures without a token between them, which this model "
+                f"the prompt of sample {sample.id!r} has two images without a token between them, which this model "
                 f"would take for one: put a space or a word between them"
             )
 
@@ -224,7 +225,7 @@ class PictureEncoder:
         self.max_pixels = max_pixels
         if n_limited >= n_tokens:
             message = (
-                f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of a picture of "
+                f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of an image of "
                 f"{side} x {side} pixels in any case; remove it"
             )
             raise ConfigError([ConfigIssue("alg.policy.args.max_pixels", message)])
@@ -247,7 +248,7 @@ class PictureEncoder:
             images = self._images.get(number)
             if images is None:
                 raise ModelError(
-                    f"the pictures with number {number} are not among those of the data pool: it has other pictures "
+                    f"the images with number {number} are not among those of the data pool: it has other images "
                     f"than when this episode was generated"
                 )
             self._keep(number, self._processed(" ".join([self.place] * len(images)), images))
@@ -256,15 +257,15 @@ class PictureEncoder:
 
     def _keep(self, number: int, encoded: Any) -> None:
         """Keep the tensors of a prompt, and drop those that have not been used for the longest time."""
+        if number in self._tensors:  # of another text with the same pictures
+            return
         of_text = {"input_ids", "attention_mask", "labels", *TYPES}
-        self._tensors[number] = {
-            name: value for name, value in encoded.items() if isinstance(value, Tensor) and name not in of_text
-        }
-        self._tensors.move_to_end(number)
-        n_bytes = sum(tensor.nbytes for tensors in self._tensors.values() for tensor in tensors.values())
-        while n_bytes > self._cache_bytes and len(self._tensors) > 1:
+        kept = {name: value for name, value in encoded.items() if isinstance(value, Tensor) and name not in of_text}
+        self._tensors[number] = kept
+        self._n_bytes += _size(kept)
+        while self._n_bytes > self._cache_bytes and len(self._tensors) > 1:
             _, dropped = self._tensors.popitem(last=False)
-            n_bytes -= sum(tensor.nbytes for tensor in dropped.values())
+            self._n_bytes -= _size(dropped)
 
     def _processed(self, text: str, images: Sequence[Picture], *, adds_special_tokens: bool = True) -> Any:
         """Return what the processor makes of a prompt: a batch of one text."""
@@ -278,6 +279,11 @@ class PictureEncoder:
             factor = math.sqrt(self.max_pixels / (image.width * image.height))
             image = image.resize((max(int(image.width * factor), 1), max(int(image.height * factor), 1)))
         return image
+
+
+def _size(tensors: dict[str, Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def noise(width: int, height: int, seed: int = 0) -> bytes:

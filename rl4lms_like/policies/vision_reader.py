@@ -96,7 +96,7 @@ class VisionReader(CausalReader):
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
         ids = observation["input_encoded_pt"]
         if bool(torch.isin(ids, self._placeholders(ids.device)).any()):
-            raise ModelError("a single step (`predict`) cannot see the pictures of a prompt; use `generate`")
+            raise ModelError("a single step (`predict`) cannot see the images of a prompt; use `generate`")
         logits = super().next_token_logits(observation)
         return logits.index_fill(1, self._placeholders(logits.device), NEVER)
 

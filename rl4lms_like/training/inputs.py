@@ -28,7 +28,7 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs import ENVIRONMENTS
 from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer, set_pad_token
 from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.processors import load_processor
@@ -63,6 +63,30 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     )
     _apply(config, tokenizer)
     return tokenizer
+
+
+def tokenizer_and_pictures(
+    config: RunConfig, *, local_files_only: bool = False
+) -> tuple[PreTrainedTokenizerBase, PictureEncoder | None]:
+    """Return the tokenizer of a run, and the encoder of its prompts with pictures; None if it reads texts only.
+
+    Args:
+        config: config of the run, whose model is of the family that the policy supports.
+        local_files_only: do not query the hub.
+
+    Raises:
+        ConfigError: as in `build_tokenizer`; or `max_pixels` has no effect.
+        MissingExtraError: pillow is needed and not installed.
+        ModelError: tokenizer or processor cannot be loaded.
+    """
+    if not config.alg.policy.reads_pictures:
+        return build_tokenizer(config.tokenizer, local_files_only=local_files_only), None
+    arguments = VisionPolicyArguments.known_in(config.alg.policy.args)
+    model_config = load_model_config(arguments, local_files_only=local_files_only)
+    pictures = build_pictures(
+        config.tokenizer, model_config, max_pixels=arguments.max_pixels, local_files_only=local_files_only
+    )
+    return pictures.processor.tokenizer, pictures
 
 
 def build_pictures(

@@ -317,3 +317,20 @@ def test_a_model_that_prefers_a_placeholder_never_writes_it(folder):
     assert torch.isfinite(entropy).all() and (entropy > 0).all()
     (log_prob.sum() + entropy.sum() + values.sum()).backward()
     assert all(torch.isfinite(weight.grad).all() for weight in policy.parameters() if weight.grad is not None)
+
+
+def test_the_recorded_distribution_is_that_of_the_generation_arguments(folder):
+    kwargs = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.8}
+    policy = make_vision_policy(folder, use_reference=False, critic="none", generation_kwargs=kwargs)
+    prompts = episodes_of(policy.pictures)
+    episodes = policy.generate(
+        prompts.prompt_ids,
+        prompts.prompt_mask,
+        eos_token_ids=[],
+        max_new_tokens=6,
+        seed=0,
+        record_log_prob=True,
+        pictures=prompts.pictures,
+    )
+    computed = policy.generation_log_prob(episodes, eos_token_ids=[], max_new_tokens=6)
+    assert (computed - episodes.behavior_log_prob).abs().max() < EXACT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -15,11 +16,15 @@ from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
+from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.run import resume, train_config
+from rl4lms_like.sharing import merge_run
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
 from tests.config_errors import raises_at
+from tests.configs import supervised_blocks
 from tests.on_policy.test_replay import assert_equal, results_of
 from tests.training.resuming.test_interruption import After, at_minibatch
 from tests.vision_models import picture_encoder, png, save_vision_model, vision_config
@@ -61,6 +66,14 @@ def trained(mapping, folder, name="run", **values):
     return train_config(parse_config(mapping), base_path_to_store_results=folder, experiment_name=name, quiet=True)
 
 
+def assert_loads(folder):
+    """transformers alone loads the model, and generates for an image."""
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    inputs = processor(text=["<image>colour?"], images=[[Picture(contents=png()).open()]], return_tensors="pt")
+    assert model.generate(**inputs, max_new_tokens=2).shape[1] == inputs["input_ids"].shape[1] + 2
+
+
 def lines_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
@@ -100,6 +113,12 @@ def test_a_shared_critic_and_adapters_train(mapping, tmp_path):
     names = load_file(run / "model" / "adapter_model.safetensors")
     assert names and not any("vision" in name or "connector" in name for name in names)
 
+    # The adapters work with the base, and as part of a whole model.
+    scores = lines_of(run / "test_split_metrics.jsonl")[-1]["metrics"]
+    assert scores.items() <= evaluate_run(run, split="test").items()
+    merge_run(run, tmp_path / "whole")
+    assert_loads(tmp_path / "whole")
+
 
 def test_the_policy_learns_from_a_teacher_with_pictures(mapping, tmp_path):
     teacher = save_vision_model(tmp_path / "teacher", "idefics3", seed=1)
@@ -135,10 +154,19 @@ def test_a_replayed_run_is_the_same_and_its_rollouts_have_no_pixels(mapping, tmp
 
 def test_a_saved_model_is_loaded_with_its_processor(mapping, tmp_path):
     run = trained(mapping, tmp_path)
-    processor = AutoProcessor.from_pretrained(run / "model")
-    model = AutoModelForImageTextToText.from_pretrained(run / "model")
-    inputs = processor(text=["<image>colour?"], images=[[Picture(contents=png()).open()]], return_tensors="pt")
-    assert model.generate(**inputs, max_new_tokens=2).shape[1] == inputs["input_ids"].shape[1] + 2
+    assert_loads(run / "model")
+
+    # What resized the images is recorded.
+    assert json.loads((run / "environment.json").read_text())[0]["images"].startswith("pillow ")
+
+
+def test_the_code_of_the_model_card_runs(mapping, tmp_path, capsys):
+    run = trained(mapping, tmp_path)
+    code = (run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    Picture(contents=png()).open().save(tmp_path / "photo.png")
+    code = code.replace("photo.png", str(tmp_path / "photo.png"))
+    exec(re.sub(r'from_pretrained\("[^"]*"', f'from_pretrained("{run / "model"}"', code))
+    assert capsys.readouterr().out
 
 
 def test_evaluate_gives_the_score_of_the_run(mapping, tmp_path):
@@ -168,6 +196,7 @@ REFUSED = {
     "env.vec_env": {"env": {"vec_env": "subproc"}},
     "distributed.strategy": {"distributed": {"strategy": "fsdp"}},
     "tokenizer.add_tokens": {"tokenizer": {"add_tokens": ["<think>"]}},
+    "alg.policy.args.compile": {"policy": {"compile": True}},
     "alg.policy.args.engine.id": {
         "policy": {"engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}}
     },
@@ -195,6 +224,13 @@ def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy
         mapping["tokenizer"]["model_name"] = str(folder)
         with raises_at("alg.policy.args.model_name", mentions=kind):
             assemble(parse_config(mapping))
+
+
+def test_a_supervised_run_refuses_a_vision_language_model(folder):
+    blocks = supervised_blocks()
+    blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(folder)
+    with raises_at("alg.model_name", mentions="vision-language"):
+        assemble_supervised(parse_config(blocks))
 
 
 def test_a_policy_of_texts_refuses_prompts_with_pictures(mapping, tiny_gpt2_dir):
@@ -235,7 +271,7 @@ def test_texts_with_a_placeholder_and_places_without_a_picture_are_refused(folde
 
 def test_a_single_step_does_not_answer_without_the_picture(mapping):
     run = assemble(parse_config(mapping))
-    with pytest.raises(ModelError, match="pictures"):
+    with pytest.raises(ModelError, match="images"):
         run.policy.predict(run.env.reset())
 
 
@@ -244,7 +280,7 @@ def test_a_single_step_does_not_answer_without_the_picture(mapping):
 def test_a_run_learns_the_colours_of_pictures_and_nothing_from_a_constant_one(folder, algorithm, constant, tmp_path):
     mapping = vision_config(folder, algorithm=algorithm, constant=constant)
     mapping["alg"]["args"] |= LEARNING[algorithm]
-    run = trained(mapping, tmp_path, n_iters=200)
+    run = trained(mapping, tmp_path, n_iters=250)
     score = lines_of(run / "test_split_metrics.jsonl")[-1]["metrics"]["answers/exact_match"]
     assert score < 0.35 if constant else score >= 0.85
 
@@ -259,3 +295,41 @@ def test_only_the_trained_parts_of_the_vision_change(mapping, folder, scope, tmp
     assert any("text_model" in name for name in changed)
     assert any("connector" in name for name in changed) == (scope != "none")
     assert any("vision_model" in name for name in changed) == (scope == "all")
+
+
+def test_check_counts_the_tokens_of_images_and_estimates_the_memory(mapping):
+    output = "".join(preview(parse_config(mapping)))
+    assert "all with images, of 4 tokens each" in output
+    assert "peak of the update" in output
+
+
+def test_a_multimodal_checkpoint_is_also_trained_as_a_model_of_texts(mapping, tmp_path):
+    gemma = str(save_vision_model(tmp_path / "gemma3", "gemma3"))
+    mapping["tokenizer"]["model_name"] = gemma
+    mapping["datapool"] = {"id": "dummy_pool", "args": {"prompt": "Count:", "n_samples": 6}}
+    mapping["train_evaluation"]["metrics"] = [{"id": "length"}]
+    mapping["alg"]["policy"]["id"] = "causal_lm_actor_critic_policy"
+    mapping["alg"]["policy"]["args"]["model_name"] = gemma
+    assert "peak of the update" in "".join(preview(parse_config(mapping)))
+    trained(mapping, tmp_path, n_iters=1)
+
+
+def test_a_changed_image_is_refused_when_a_run_goes_on(mapping, tmp_path, monkeypatch):
+    files = tmp_path / "images"
+    files.mkdir()
+    lines = []
+    for number in range(8):
+        (files / f"{number}.png").write_bytes(png(number))
+        lines.append(json.dumps({"prompt": "<image>colour?", "image": f"images/{number}.png"}))
+    (tmp_path / "table.jsonl").write_text("\n".join(lines))
+    columns = {"prompt_column": "prompt", "image_column": "image"}
+    table = {split: str(tmp_path / "table.jsonl") for split in ("train", "val", "test")}
+    mapping["datapool"] = {"id": "jsonl", "args": {"data_files": table, **columns}}
+    mapping["train_evaluation"]["metrics"] = []
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        at_minibatch(patch, After(5))
+        trained(mapping, tmp_path, save_every=1)
+    (files / "3.png").write_bytes(png(100))
+    with pytest.raises(RL4LMsLikeError, match=r"datapool|data"):
+        resume(tmp_path / "rl4lm_exps" / "run")
