@@ -166,11 +166,12 @@ def _drawn(rng: random.Random, question: QuestionName, side: int) -> tuple[Drawi
         answer = rng.choice(sorted(POSITIONS))
         centres = [POSITIONS[answer]]
 
-    # A shape stays within its cell, a third of the side: centre and radius vary within it.
+    # A shape stays within its cell, a third of the side, and keeps a pixel to the shapes of others: centre and radius
+    # vary within it.
     shapes = []
     for column, row in centres:
         radius = rng.randint(side // 9, side // 7)
-        space = side // 6 - radius
+        space = side // 6 - radius - 1
         x = column * side // 6 + rng.randint(-space, space)
         y = row * side // 6 + rng.randint(-space, space)
         shapes.append(Shape(rng.choice(_KINDS), color, x, y, radius))

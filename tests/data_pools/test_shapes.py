@@ -39,8 +39,9 @@ def test_the_pool_passes_the_checker():
     check_data_pool(Shapes, n_train=20, n_eval=5)
 
 
-def test_the_answers_are_what_the_pictures_show():
-    samples = Shapes.prepare("train", questions=list(QUESTIONS), n_train=150).samples
+@pytest.mark.parametrize("side", [32, 45, 56, 100])
+def test_the_answers_are_what_the_pictures_show(side):
+    samples = Shapes.prepare("train", questions=list(QUESTIONS), n_train=150, side=side).samples
     for sample in samples:
         mask = drawn_mask(sample)
         (picture,) = sample.images
