@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from rl4lms_like.core.losses import policy_gradient
     from rl4lms_like.core.objective import Objective
     from rl4lms_like.core.observation import Observation
+    from rl4lms_like.core.pictures import Picture
     from rl4lms_like.core.sample import Preference, Sample
     from rl4lms_like.data_pools import DATA_POOLS, SAMPLERS
     from rl4lms_like.data_pools.base import TextGenPool
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from rl4lms_like.policies import POLICIES
     from rl4lms_like.policies.base import CausalLMActorCriticPolicy, Seq2SeqLMActorCriticPolicy
     from rl4lms_like.policies.masked import MaskableCausalLMActorCriticPolicy, MaskableSeq2SeqLMActorCriticPolicy
+    from rl4lms_like.policies.vision import VisionLMActorCriticPolicy
     from rl4lms_like.post_processors import POST_PROCESSORS
     from rl4lms_like.python_api.python_run import Run, train
     from rl4lms_like.rewards import REWARDS
@@ -133,6 +135,7 @@ _MODULES = {
     "POLICIES": "policies",
     "POST_PROCESSORS": "post_processors",
     "PPO": "algorithms.ppo",
+    "Picture": "core.pictures",
     "Preference": "core.sample",
     "PreferenceObjective": "offline.preference_objectives",
     "PromptSampler": "data_pools.sampler",
@@ -165,6 +168,7 @@ _MODULES = {
     "Tracker": "tracking.base",
     "TrainingObjective": "offline.objective",
     "VAPO": "algorithms.vapo",
+    "VisionLMActorCriticPolicy": "policies.vision",
     "assemble": "on_policy.assemble",
     "evaluate_run": "inference",
     "generate_texts": "inference",
@@ -225,6 +229,7 @@ __all__ = [
     "POLICIES",
     "POST_PROCESSORS",
     "PPO",
+    "Picture",
     "Preference",
     "PreferenceObjective",
     "PromptSampler",
@@ -257,6 +262,7 @@ __all__ = [
     "Tracker",
     "TrainingObjective",
     "VAPO",
+    "VisionLMActorCriticPolicy",
     "assemble",
     "evaluate_run",
     "generate_texts",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.utils import get_device
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedTokenizerBase
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.config.load import load_config
@@ -20,6 +20,7 @@ from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.pictures import Picture, text_with_places
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.offline.assemble_supervised import max_prompt_length
@@ -31,18 +32,21 @@ from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.policies.parity import check_decoding
 from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import CausalReader
+from rl4lms_like.policies.vision_reader import VisionTextGenerator
 from rl4lms_like.run import silence_libraries
 from rl4lms_like.small_models.embedded import embedded_model, is_embedded, with_embedded_models
 from rl4lms_like.system.disk import refuse_links_to_folders, saving
-from rl4lms_like.system.errors import ConfigError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.import_paths import refuse_unless_trusted
 from rl4lms_like.system.schema import checked_block
 from rl4lms_like.tracking.run_folder import RunFolder
+from rl4lms_like.tracking.thumbnails import with_thumbnails
 from rl4lms_like.training.components import Components, build_components
 from rl4lms_like.training.evaluation import Evaluation, Responder, evaluate_on_samples
 from rl4lms_like.training.inputs import (
     NO_LIMIT,
     build_datapool,
+    build_pictures,
     build_tokenizer,
     chat_template_of,
     dialogue_settings,
@@ -140,7 +144,7 @@ def evaluate_run(
     result = evaluate_split(config, responder, components, samples, split)
     with saving(f"the evaluation (--output) to {folder}"):
         files.log_metrics(0, split, result.scores)
-        files.log_predictions(0, split, result.predictions)
+        files.log_predictions(0, split, with_thumbnails(files.path, result.predictions))
     for key, score in result.scores.items():
         print(f"{key:<48} {score:.4f}")
     print(f"{len(samples)} samples of {split}; files in {folder}")
@@ -229,6 +233,7 @@ def generate_texts(
     seed: int = 0,
     trust_remote_code: bool = False,
     engine: Mapping[str, Any] | None = None,
+    images: Sequence[Any] = (),
 ) -> list[list[str]]:
     """Generate texts with a trained model.
 
@@ -243,15 +248,22 @@ def generate_texts(
         seed: of the sampling.
         trust_remote_code: allow code that comes with the model to run, if the config in the run's folder requests it.
         engine: external engine to generate with, as in configs; default: the model itself generates.
+        images: the images of each prompt: paths, bytes or images of PIL. A vision-language model needs at least one.
 
     Returns:
         `n` texts for each prompt.
 
     Raises:
         ConfigError: the config in the run's folder requests code to run that is not trusted.
+        DataPoolError: an image cannot be read, or a prompt has places for another number of images.
+        RL4LMsLikeError: there are images and the model does not read them, or it does and there are none.
     """
     silence_libraries()
     config, name, tokenizer = trained_model(model, trust_remote_code=trust_remote_code)
+    pictures = tuple(Picture.of(image) for image in images)
+    if reads_pictures(config) != bool(pictures):
+        what = "reads texts only; remove the image" if pictures else "answers prompts with images; give one (--image)"
+        raise RL4LMsLikeError(f"the model of {model} {what}")
 
     # Decoding as in the run's rollouts. A model without a run samples from its whole distribution.
     arguments = policy_arguments(config).get("generation_kwargs")
@@ -280,7 +292,7 @@ def generate_texts(
     # Each prompt `n` times in a row: rows `i n` to `(i + 1) n - 1` are the texts of prompt `i`.
     samples = []
     for i, prompt in enumerate(prompts):
-        samples += [Sample(str(i), prompt)] * n
+        samples += [Sample(str(i), text_with_places(prompt, len(pictures)), images=pictures)] * n
 
     if template is not None:
         samples = [template.with_rendered_prompt(sample) for sample in samples]
@@ -343,6 +355,11 @@ def decoding_arguments(
     if max_new_tokens is not None:
         arguments["max_new_tokens"] = max_new_tokens
     return arguments
+
+
+def reads_pictures(config: AnyConfig | None) -> bool:
+    """Return whether the model of a run reads prompts with pictures."""
+    return isinstance(config, RunConfig) and config.alg.policy.reads_pictures
 
 
 def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
@@ -419,6 +436,16 @@ def responder_of(
     """
     policy_args = policy_arguments(config) | {"model_name": model_name}
     arguments = PolicyArguments.known_in(policy_args)
+    model_config = load_model_config(arguments)
+    pictures = None
+    auto_class = auto_class_of(model_config)
+    if config is not None and reads_pictures(config):
+        auto_class = AutoModelForImageTextToText
+        saved = saved_with_model(config.tokenizer, model_name)
+        pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"))
+        if engine is not None and engine["id"] != OWN_ENGINE:
+            message = f"{engine['id']} gets prompts without their images; use {OWN_ENGINE}"
+            raise ConfigError([ConfigIssue("engine.id", message)], "the engine")
     device = get_device("auto" if config is None else config.device)
 
     # An external engine generates for a policy, which sends it the weights; otherwise the bare model generates.
@@ -430,7 +457,7 @@ def responder_of(
         model = policy.policy_model
     else:
         model, _ = load_model(
-            auto_class_of(load_model_config(arguments)),
+            auto_class,
             arguments.model_name,
             attn_implementation=arguments.attn_implementation,
             trust_remote_code=arguments.trust_remote_code,
@@ -448,15 +475,17 @@ def responder_of(
         special = sorted({*tokenizer.all_special_ids, *ends})  # as in NLPO's rollouts
         generator = masked_generator(model, MaskablePolicyArguments.known_in(policy_args), special)
     else:
-        generator = TextGenerator(
-            model,
-            generation_kwargs=arguments.generation_kwargs,
-            prompt_truncation_side=arguments.prompt_truncation_side,
-            bfloat16=arguments.dtype == "bfloat16",
-        )
+        options: dict[str, Any] = {
+            "generation_kwargs": arguments.generation_kwargs,
+            "prompt_truncation_side": arguments.prompt_truncation_side,
+            "bfloat16": arguments.dtype == "bfloat16",
+        }
+        generator = TextGenerator(model, **options)
+        if pictures is not None:
+            generator = VisionTextGenerator(model, pictures, **options)
 
     # As in the run's own evaluations, so that the same seed gives the same texts.
-    if isinstance(generator, TextGenerator) and arguments.used_speedups.fast_decoding:
+    if isinstance(generator, TextGenerator) and generator.has_decode_loop and arguments.used_speedups.fast_decoding:
         generator.uses_decode_loop = not generator.is_encoder_decoder and check_decoding(
             CausalReader(model), model_name, in_bfloat16="flash" in (arguments.attn_implementation or "")
         )

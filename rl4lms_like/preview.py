@@ -31,6 +31,7 @@ from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
 from rl4lms_like.on_policy.assemble import build_sampler
 from rl4lms_like.on_policy.replay import plan_of, with_replay
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.audit import AuditedReward, audit_reward, n_calls
 from rl4lms_like.rewards.probes import Probes
@@ -46,6 +47,7 @@ from rl4lms_like.training.inputs import (
     load_model_config,
     render_prompts,
     stripped_pattern_notices,
+    tokenizer_and_pictures,
 )
 
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
@@ -140,6 +142,7 @@ def _data(
             models.tokenizer,
             models.max_prompt_length,
             is_encoder_decoder=bool(models.config.is_encoder_decoder),
+            pictures=models.pictures,
         )
     if len(set(formats.values())) == 1:
         formats = {"all splits": formats["train"]}
@@ -150,7 +153,8 @@ def _data(
         rows = [(name, value) for name, value in rows if name != "prompt"]
     yield "# data\n" + _table(rows)
     if samples["train"][0].rendered_prompt is not None and not is_dialogue:
-        yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer()))
+        pictures = None if models is None else models.pictures
+        yield "# chat template\n" + _table(chat_lines(samples["train"][0], tokenizer(), pictures))
 
     # What could not be built was reported before; only the others are compared with the samples.
     if isinstance(config, RunConfig) and config.datapool.sampler is not None:
@@ -158,7 +162,13 @@ def _data(
     if components is not None:
         check_samples(config, components, samples)
     if models is not None and not is_dialogue:
-        settings.check_prompts(samples, models.tokenizer, models.config)
+        settings.check_prompts(
+            samples,
+            models.tokenizer,
+            models.config,
+            pictures=models.pictures,
+            max_prompt_length=models.max_prompt_length,
+        )
 
 
 def _environment(config: AnyConfig, samples: Callable[[], LocalSamples], models: _Models | None) -> Iterator[str]:
@@ -219,6 +229,7 @@ class _Models:
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     max_prompt_length: int
+    pictures: PictureEncoder | None  # of a vision-language model
 
 
 def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> tuple[str, _Models | None]:
@@ -227,7 +238,11 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     try:
         config = with_created_models(config, local_files_only=True)
         networks = settings.load_networks(config, partial(load_model_config, local_files_only=True))
-        tokenizer = local_tokenizer()
+        if config.alg.policy.reads_pictures:
+            settings.check_families(config, networks)
+            tokenizer, pictures = tokenizer_and_pictures(config, local_files_only=True)
+        else:
+            tokenizer, pictures = local_tokenizer(), None
     except ModelError as error:
         return f"not checked: {error}\n", None
 
@@ -239,7 +254,7 @@ def _models(config: RunConfig, local_tokenizer: Callable[[], PreTrainedTokenizer
     description += f"weights: {weights}\n"
     for notice in settings.speedups_without_effect(config, networks["model_name"]):
         description += f"{notice}\n"
-    return description, _Models(networks["model_name"], tokenizer, prompt)
+    return description, _Models(networks["model_name"], tokenizer, prompt, pictures)
 
 
 class _NotLoadedError(RL4LMsLikeError):
@@ -368,7 +383,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
     reward = build_component(REWARDS, config.reward_fn)
 
     # References that are whole messages are the texts that the chat template writes for them.
-    tokenizer = build_tokenizer(config.tokenizer)
+    tokenizer, pictures = tokenizer_and_pictures(config)
     pool = render_prompts({"train": build_datapool(config.datapool, "train")}, config.tokenizer, tokenizer)["train"]
 
     # Texts are tokens, as in training: the reward gets what is left of a text after encoding and decoding.
@@ -379,6 +394,7 @@ def reward_audit(config: AnyConfig, *, remote: bool = False) -> Iterator[str]:
         max_context_length=env.max_episode_length,
         context_start_token=env.context_start_token,
         prompt_truncation_side=env.prompt_truncation_side,
+        pictures=pictures,
     )
     probes = Probes([sample for sample, _ in pool], layout)
 

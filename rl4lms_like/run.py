@@ -325,7 +325,8 @@ def _train(
             changes = () if resumed is None else resumed.changes
             for message in [*messages, *(f"accepted change: {change}" for change in changes), *config.notices]:
                 tracker.log_info(str(message))
-            tracker.log_environment(environment(get_device(config.device)))
+            has_images = isinstance(config, RunConfig) and config.alg.policy.reads_pictures
+            tracker.log_environment(environment(get_device(config.device), has_images=has_images))
 
             # The report is most useful for a run that failed, so it is written in any case. Only a run that is complete
             # is marked as finished: another start of the same command resumes every other run.
@@ -494,8 +495,13 @@ def deterministic_operations(is_enabled: bool) -> Iterator[None]:
                 os.environ[_CUBLAS_VARIABLE] = workspace
 
 
-def environment(device: Any) -> dict[str, Any]:
-    """Return what a run's numbers depend on besides its config, without paths or names of machines and users."""
+def environment(device: Any, *, has_images: bool = False) -> dict[str, Any]:
+    """Return what a run's numbers depend on besides its config, without paths or names of machines and users.
+
+    Args:
+        device: device of the run.
+        has_images: whether the prompts may have images, whose pixels depend on what resizes them.
+    """
     import torch
 
     from rl4lms_like.core.products import why_mkl
@@ -519,6 +525,8 @@ def environment(device: Any) -> dict[str, Any]:
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "hash_seed": hash_seed,
     }
+    if has_images:
+        conditions["images"] = f"pillow {installed_version('pillow')}"
     if torch.device(device).type == "cuda":
         conditions["gpu"] = torch.cuda.get_device_name(device)
         conditions["cuda"] = torch.version.cuda

@@ -29,7 +29,7 @@ from stable_baselines3.common.utils import set_random_seed
 from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.rules import step_credits
 from rl4lms_like.config.run_config import AnyConfig, RunConfig
-from rl4lms_like.config.settings import check_fit, check_lengths, check_prompts, check_settings
+from rl4lms_like.config.settings import check_families, check_fit, check_lengths, check_prompts, check_settings
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -50,7 +50,7 @@ from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.run_folder import write_whole
 from rl4lms_like.training.components import build_components
 from rl4lms_like.training.evaluation import Responder
-from rl4lms_like.training.inputs import build_datapool, build_tokenizer, load_model_config, render_prompts
+from rl4lms_like.training.inputs import build_datapool, load_model_config, render_prompts, tokenizer_and_pictures
 from rl4lms_like.training.resuming.resume import with_speedups, with_template_date
 from rl4lms_like.training.threads import set_n_threads
 
@@ -158,7 +158,7 @@ def write_pairs(
     with deterministic_operations(config.deterministic):
         responder, samples = _responder_and_samples(sampled_with, split, reward)
         samples = samples[:max_prompts]
-        progress = _progress(out, _digest(config, samples, [n_samples, split, min_difference]))
+        progress = _progress(out, digest_of(config, samples, [n_samples, split, min_difference]))
         progress.template_date = config.tokenizer.template_date
         progress.speedups = speedups
         if progress.reward is not None:
@@ -224,7 +224,9 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
     check_settings(config)
     arguments = PolicyArguments.known_in(config.alg.policy.args)
     networks = {"model_name": load_model_config(arguments)}
-    tokenizer = build_tokenizer(config.tokenizer)
+    if config.alg.policy.reads_pictures:
+        check_families(config, networks)
+    tokenizer, pictures = tokenizer_and_pictures(config)
     check_fit(config, tokenizer, networks)
     max_prompt_length, max_new_tokens = check_lengths(config, tokenizer, networks)
 
@@ -238,7 +240,13 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
     if without and getattr(reward, "needs_references", False):
         message = f"{config.reward_fn.id!r} compares with references, which {len(without):,} samples of {split!r} lack"
         raise ConfigError([ConfigIssue("reward_fn", f"{message} (the first is {without[0]!r})")])
-    check_prompts({split: samples}, tokenizer, networks["model_name"])
+    check_prompts(
+        {split: samples},
+        tokenizer,
+        networks["model_name"],
+        pictures=pictures,
+        max_prompt_length=max_prompt_length,
+    )
 
     # Responses as in the run's rollouts, with the length of its episodes.
     responder = responder_of(
@@ -254,13 +262,13 @@ def _responder_and_samples(config: RunConfig, split: str, reward: Any) -> tuple[
     return responder, samples
 
 
-def _digest(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]) -> str:
+def digest_of(config: RunConfig, samples: Sequence[Sample], options: Sequence[Any]) -> str:
     """Return a digest of everything that determines the pairs; of a model in a folder, the time of its last change."""
     policy = config.alg.policy
     env = config.env
     # `n_envs` decides which prompts are generated together: their common padding may change the last bits of a score.
     blocks = [config.tokenizer, policy, version_of(policy.args["model_name"]), env.n_envs, env.args, config.reward_fn]
-    texts = [[sample.prompt_or_input_text, sample.rendered_prompt, sample.references] for sample in samples]
+    texts = [[sample.identity, sample.rendered_prompt, sample.references] for sample in samples]
     return sha256(repr([blocks, config.seed, texts, *options]).encode(errors="replace")).hexdigest()
 
 
@@ -383,7 +391,7 @@ def _append(
             continue
 
         # A chat stays a list of messages, so that the data pool can render it with any template.
-        pair = {
+        pair: dict[str, Any] = {
             "prompt": sample.messages or sample.prompt_or_input_text,
             "chosen": best.text,
             "rejected": worst.text,
@@ -392,6 +400,8 @@ def _append(
         }
         if sample.tools:
             pair["tools"] = sample.tools
+        if sample.images:
+            pair["images"] = [picture.cell() for picture in sample.images]
         lines.append(json.dumps(pair) + "\n")
         counts["pairs"] += 1
         for name, response in (("chosen", best), ("rejected", worst)):

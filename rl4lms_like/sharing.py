@@ -87,6 +87,7 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
         RL4LMsLikeError: it is not a run, the run has no model, its card is not UTF-8, or `out` cannot be written.
     """
     from rl4lms_like.policies.loading import save_language_model
+    from rl4lms_like.policies.processors import load_processor, save_processor
     from rl4lms_like.run import silence_libraries
     from rl4lms_like.system.disk import saving
     from rl4lms_like.system.import_paths import refuse_unless_trusted
@@ -116,6 +117,8 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
 
     def write(partial: Path) -> None:
         save_language_model(model, partial, tokenizer, checkpoint_dropout=dropout_rates, eos_token_ids=eos_token_ids)
+        if saved.reads_pictures:
+            save_processor(load_processor(folder, model.config), partial, tokenizer, model_name=folder)
         write_whole(partial / CARD, card)
 
     with saving(f"the merged model to {out}"):

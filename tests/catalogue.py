@@ -317,6 +317,7 @@ POOLS: dict[str, Row] = {
     "film_opinions": Row({"n_train": 20, "n_eval": 5}),
     "reasoning_gym": Row(lambda places: places.questions()),
     "sums": Row({"limit": 20}),
+    "shapes": Row({"n_train": 12, "n_eval": 4}),
     "gsm8k": Row(lambda places: {"path": places.file("problems.jsonl", _PROBLEMS), "seed": 3, "n_val": 2}),
     "jsonl": Row(lambda places: {"path": places.file("ten.jsonl", _JSON_LINES), "reference_column": "answer"} | _FILE),
     "csv": Row(lambda places: {"path": places.file("ten.csv", _CSV), "reference_column": "answer"} | _FILE),

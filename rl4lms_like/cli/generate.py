@@ -19,6 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL_OR_RUN", help="a run's folder, a model's folder or a hub id")
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="default: the lines of --file or standard input")
     parser.add_argument("--file", type=Path, help="prompts, one per line")
+    parser.add_argument("--image", type=Path, action="append", dest="images", help="image of each prompt; repeatable")
     parser.add_argument("--n", type=count, default=1, help="texts per prompt (%(default)s)")
 
     add_decoding(parser)
@@ -37,7 +38,8 @@ def run(options: argparse.Namespace) -> None:
     from rl4lms_like.inference import generate_texts
 
     names = "n max_new_tokens decoding temperature top_k seed trust_remote_code"
-    texts = generate_texts(options.model, prompts, **arguments_of(options, names), **engine_of(options))
+    given = arguments_of(options, names) | engine_of(options)
+    texts = generate_texts(options.model, prompts, images=options.images or (), **given)
     for prompt, responses in zip(prompts, texts, strict=True):
         if options.json:
             print_json({"prompt": prompt, "texts": responses})

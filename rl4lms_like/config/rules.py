@@ -50,6 +50,7 @@ from rl4lms_like.policies.arguments import (
     TRUNCATING,
     MaskablePolicyArguments,
     PolicyArguments,
+    VisionPolicyArguments,
     unsupported_generation,
 )
 from rl4lms_like.rewards import REWARDS
@@ -352,6 +353,23 @@ def family_of_policy(policy: PolicyArguments, policy_id: str) -> Issues:
         yield from _short_length(ROLLOUTS, policy.generation_kwargs)
 
 
+def vision_policies(
+    policy: PolicyArguments, env: RunEnvConfig, tokenizer: TokenizerConfig, distributed: DistributedConfig
+) -> Issues:
+    """Check that nothing is selected that a policy with pictures does not support."""
+    if not isinstance(policy, VisionPolicyArguments):
+        return
+    if env.dialogue is not None:
+        yield ConfigIssue("env.dialogue", "has prompts without images; remove it, or use a causal policy")
+    if env.vec_env == "subproc":
+        yield ConfigIssue("env.vec_env", "images are not passed to the processes of subproc; use text")
+    if distributed.strategy == "fsdp":
+        yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
+    if tokenizer.named_tokens:
+        key = "add_tokens" if tokenizer.add_tokens else "chat_template"
+        yield ConfigIssue(f"tokenizer.{key}", "no tokens are added to vision-language models; remove it")
+
+
 def _short_length(path: str, kwargs: Mapping[str, Any]) -> Issues:
     if kwargs.get("max_length") == 1 and kwargs.get("max_new_tokens") is None:
         yield ConfigIssue(f"{path}.max_length", "counts a seq2seq model's start token: expected at least 2")
@@ -534,6 +552,7 @@ ON_POLICY: tuple[Rule, ...] = (
     steps_with_texts,
     masks_for_nlpo,
     family_of_policy,
+    vision_policies,
     evaluations,
     generation_of_evaluations,
     algorithm_with_engine,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,7 +35,13 @@ from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import named_key
 from rl4lms_like.policies import POLICIES, is_causal
-from rl4lms_like.policies.arguments import GenerationKwargs, Peft, PolicyArguments, shared_arguments
+from rl4lms_like.policies.arguments import (
+    GenerationKwargs,
+    Peft,
+    PolicyArguments,
+    VisionPolicyArguments,
+    shared_arguments,
+)
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import TinyModelConfig
@@ -116,10 +122,22 @@ class DataPoolConfig(ComponentConfig):
             if isinstance(file, str) and not os.path.exists(with_home(file)):
                 yield ConfigIssue(f"args.{key}", f"there is no file {file!r}{where_from(file)}")
                 continue
+            # The first row shows what is wrong with columns. Images may be wrong in any row and are listed together: if
+            # that of the first row is, all are read.
+            args = {**self.args, "path": None, "data_files": files}
             try:
-                self.prepare(split, **{**self.args, "path": None, "data_files": files, "max_size": 1})
+                self.prepare(split, **{**args, "max_size": 1})
             except DataPoolError as error:
-                yield ConfigIssue("args", str(error))
+                yield ConfigIssue("args", self._all_errors(split, args) if args.get("image_column") else str(error))
+
+    def _all_errors(self, split: str, args: Mapping[str, Any]) -> str:
+        """Return the message of a pool that cannot be prepared."""
+        assert self.prepare is not None
+        try:
+            self.prepare(split, **args)
+        except DataPoolError as error:
+            return str(error)
+        raise AssertionError("the first row has an error")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +396,12 @@ class PolicyConfig(ComponentConfig):
     """The `alg.policy` block: the language model as actor-critic."""
 
     registry = POLICIES
+
+    @property
+    def reads_pictures(self) -> bool:
+        """True if the policy is for vision-language models, by the class of its arguments."""
+        target = POLICIES.arguments_class(self.id)
+        return inspect.isclass(target) and issubclass(target, VisionPolicyArguments)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.utils import get_device
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rl4lms_like.algorithms import ALGORITHMS
@@ -23,7 +23,7 @@ from rl4lms_like.algorithms.base import NO_BALANCING_LOSS, OnPolicyTextAlgorithm
 from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
-from rl4lms_like.core.observation import NO_LIMIT, TextLayout
+from rl4lms_like.core.observation import NO_LIMIT, TextLayout, refuse_images
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -34,9 +34,10 @@ from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.faster_layers import reasons_without_effect
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
-from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_tokenizer
+from rl4lms_like.policies.loading import auto_class_of, check_model_weights, is_loaded_by, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.routing import has_balancing_loss
 from rl4lms_like.policies.speedups import PATH as SPEEDUPS
 from rl4lms_like.policies.speedups import no_speedups
@@ -153,9 +154,31 @@ def check_vocabulary(
 
 
 def check_prompts(
-    samples: Mapping[str, Sequence[Sample]], tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+    samples: Mapping[str, Sequence[Sample]],
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    *,
+    pictures: PictureEncoder | None = None,
+    max_prompt_length: int = NO_LIMIT,
 ) -> None:
-    """Raise a `DataPoolError` if a decoder-only model would have to continue an empty prompt."""
+    """Check that a model can read all prompts, before it is loaded.
+
+    Args:
+        samples: by split.
+        tokenizer: of the model.
+        model_config: config of the model.
+        pictures: encoder of prompts with pictures; None if the model reads texts only.
+        max_prompt_length: tokens; prompts with pictures are not truncated.
+
+    Raises:
+        DataPoolError: a decoder-only model would have to continue an empty prompt; or prompts have pictures that the
+            model does not read, or are too long with them.
+    """
+    of_all_splits = [sample for members in samples.values() for sample in members]
+    if pictures is not None:
+        pictures.register(of_all_splits, max_prompt_length)
+    else:
+        refuse_images(of_all_splits)
     if model_config.is_encoder_decoder or len(TextLayout(tokenizer, NO_LIMIT, 1).encode("")):
         return
     for split, members in samples.items():
@@ -239,12 +262,10 @@ def check_fit(
             stop string contains a special token.
         ModelError: the tokenizer has tokens that the policy does not have, or the teacher has no tokenizer.
     """
+    check_families(config, networks)
     issues = []
-    for key, network in networks.items():
-        network_issues = _network_issues(config, key, network, n_policy_tokens=n_tokens(networks["model_name"]))
-        issues += network_issues
-        if key == "teacher_model" and not network_issues:
-            issues += _tokenizer_issues(config, tokenizer, key, local_files_only)
+    if "teacher_model" in networks:
+        issues += _tokenizer_issues(config, tokenizer, "teacher_model", local_files_only)
 
     for string in stop_strings_of(config.alg.policy.args.get("generation_kwargs")):
         special = [token for token in stripped_tokens(tokenizer) if token in string]
@@ -258,13 +279,26 @@ def check_fit(
     check_vocabulary(tokenizer, networks["model_name"], config.tokenizer.model_name, model_name)
 
 
+def check_families(config: RunConfig, networks: Networks) -> None:
+    """Check the families and vocabularies of the models.
+
+    Raises:
+        ConfigError: the policy does not support the family of a model, or the models have different vocabularies.
+    """
+    issues = []
+    for key, network in networks.items():
+        issues += _network_issues(config, key, network, n_policy_tokens=n_tokens(networks["model_name"]))
+    if issues:
+        raise ConfigError(issues)
+
+
 def _network_issues(
     config: RunConfig, key: str, network: PretrainedConfig, *, n_policy_tokens: int
 ) -> list[ConfigIssue]:
     """Return the error of a model of another family or vocabulary than the policy's."""
     auto_class = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
-    if auto_class is not None and auto_class_of(network) is not auto_class:
-        kind = "an encoder-decoder" if network.is_encoder_decoder else "a decoder-only"
+    if auto_class is not None and not is_loaded_by(network, auto_class):
+        kind = kind_of_model(network)
         text = f"{config.alg.policy.args[key]!r} is {kind} model, which {config.alg.policy.id} does not support"
         return [ConfigIssue(f"{ARGS}.{key}", text)]
 
@@ -278,6 +312,13 @@ def _network_issues(
         text = f"{_NETWORKS[key]} has {n_network_tokens} tokens, the policy {n_policy_tokens}"
         return [ConfigIssue(f"{ARGS}.{key}", f"{text}: they must have the same vocabulary")]
     return []
+
+
+def kind_of_model(network: PretrainedConfig) -> str:
+    """Return the kind of a language model with its article, for messages."""
+    if network.is_encoder_decoder:
+        return "an encoder-decoder"
+    return "a vision-language" if auto_class_of(network) is AutoModelForImageTextToText else "a decoder-only"
 
 
 def _tokenizer_issues(
@@ -304,9 +345,10 @@ def check_weights(config: RunConfig, networks: Networks) -> bool:
         ModelError: weights are missing, have another shape, or belong to layers that the config does not build.
     """
     arguments = PolicyArguments.known_in(config.alg.policy.args)
+    auto_class = getattr(POLICIES.resolve(config.alg.policy.id), "auto_class", None)
     compared = [
         check_model_weights(
-            auto_class_of(network),
+            auto_class or auto_class_of(network),
             getattr(arguments, key),
             role=_NETWORKS[key].removeprefix("the "),
             unused=output_layer if key == "critic_model" else None,

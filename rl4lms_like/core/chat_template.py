@@ -19,6 +19,7 @@ from datetime import date
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rl4lms_like.core.pictures import messages_with_places, with_parts
 from rl4lms_like.core.sample import SPOKEN_KEYS, Message, Sample
 from rl4lms_like.core.tool_messages import as_plain_messages, with_plain_responses
 from rl4lms_like.system.deadline import deadline
@@ -207,6 +208,10 @@ class ChatTemplate:
             sample = with_plain_responses(sample)
             messages = as_plain_messages(messages, sample.tools)
             sample = replace(sample, tools=None)  # the system message has them now
+
+        # The template writes the tokens of a vision model at the place of each picture.
+        if sample.images:
+            messages = with_parts(messages_with_places(messages, len(sample.images)))
         if messages[-1]["role"] == "assistant":
             raise DataPoolError(
                 f"the messages of sample {sample.id!r} end with one of the assistant, so there is nothing to respond "
@@ -338,8 +343,11 @@ class ChatTemplate:
         if self.tools_in_system:
             messages = as_plain_messages(messages, tools)
             tools = None
+        has_parts = any(isinstance(message.get("content"), list) for message in messages)
         try:
             with deadline(RENDERING_S, "rendering"):
+                if has_parts or self._reads_parts_only:
+                    messages = [_with_text_part(message) for message in messages]
                 return self.tokenizer.apply_chat_template(
                     self._readable(messages, tools),
                     tools=list(tools) if tools else None,
@@ -390,6 +398,19 @@ class ChatTemplate:
             raise
         except Exception:  # templates may raise anything
             return None
+
+    @cached_property
+    def _reads_parts_only(self) -> bool:
+        """True for a template that writes nothing of contents that are texts, such as some of vision models."""
+        of_parts = [_with_text_part(message) for message in PLACEHOLDER_TURN]
+        try:
+            if PLACEHOLDER in str(self.tokenizer.apply_chat_template(PLACEHOLDER_TURN, tokenize=False)):
+                return False
+            return PLACEHOLDER in str(self.tokenizer.apply_chat_template(of_parts, tokenize=False))
+        except TimeoutError:  # of the deadline, which interrupts only once
+            raise
+        except Exception:  # templates may raise anything; the rendering of the actual messages reports it
+            return False
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -487,6 +508,13 @@ class ChatTemplate:
             has_ended = has_ended or id == self.end_of_turn or not is_written
             was_written = is_written
         return mask
+
+
+def _with_text_part(message: Message) -> Message:
+    """Return a message whose content, if it is a text, is a list with one part."""
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _with_arguments(message: Message, convert: Callable[[Any], Any]) -> Message:

@@ -36,6 +36,7 @@ class EpisodeLayout:
         action_mask: `[n, response_len]`, see `EpisodeBatch.action_mask`.
         group_ids: `[n]`, see `EpisodeBatch`; or None.
         prompt_rows: `[n]`, see `EpisodeBatch`; or None.
+        pictures: `[n]`, see `EpisodeBatch`; or None.
     """
 
     prompt_lengths: Tensor
@@ -43,6 +44,7 @@ class EpisodeLayout:
     action_mask: Tensor
     group_ids: Tensor | None
     prompt_rows: Tensor | None
+    pictures: Tensor | None
 
     @cached_property
     def lengths(self) -> Tensor:
@@ -72,6 +74,7 @@ class EpisodeLayout:
             self.action_mask[index],
             None if self.group_ids is None else self.group_ids[index],
             None if self.prompt_rows is None else self.prompt_rows[index],
+            None if self.pictures is None else self.pictures[index],
         )
 
     def trimmed(self) -> EpisodeLayout:
@@ -107,6 +110,8 @@ class EpisodeBatch:
             The model reads it, but it is not an action. Every episode has an action. None = all tokens are actions.
         group_ids: `[n]`, int64, equal for episodes whose rewards are compared with each other.
         prompt_rows: `[n]`, int64, equal for episodes with the same prompt.
+        pictures: `[n]`, int64, numbers of the prompts' pictures (`core.pictures.number_of`), 0 = none. None if the
+            policy reads texts only.
         behavior_log_prob: `[n_tokens]`, log-prob of each action under the distribution that it was sampled from
             (including temperature, top-k ...).
         behavior_entropy: `[n_tokens]`, entropy of that distribution; only between the sampling and the scoring of a
@@ -125,6 +130,7 @@ class EpisodeBatch:
     observed: Tensor | None = None
     group_ids: Tensor | None = None
     prompt_rows: Tensor | None = None
+    pictures: Tensor | None = None
     behavior_log_prob: Tensor | None = None
     behavior_entropy: Tensor | None = None
     turn_position: Tensor | None = None
@@ -168,6 +174,7 @@ class EpisodeBatch:
             self.action_mask.cpu(),
             None if self.group_ids is None else self.group_ids.cpu(),
             None if self.prompt_rows is None else self.prompt_rows.cpu(),
+            None if self.pictures is None else self.pictures.cpu(),
         )
 
     @cached_property

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 
 
@@ -38,10 +39,13 @@ def of_texts(
     texts: Sequence[str],
     references: Sequence[Sequence[str]],
     meta_infos: Sequence[dict[str, Any] | None] | None,
+    images: Sequence[tuple[Picture, ...]] | None = None,
 ) -> list[Generated]:
-    """Return responses of which only the texts are known; all arguments have length `n`."""
+    """Return responses of which only the texts and pictures are known; all arguments have length `n`."""
     responses = []
     for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         meta_info = None if meta_infos is None else meta_infos[index]
-        responses.append(Generated(Sample(str(index), prompt, list(references[index]), meta_info), text))
+        pictures = () if images is None else images[index]
+        sample = Sample(str(index), prompt, list(references[index]), meta_info, images=pictures)
+        responses.append(Generated(sample, text))
     return responses

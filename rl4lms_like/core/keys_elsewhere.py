@@ -271,7 +271,9 @@ RL_KEYS = (
     Equivalent("reward_fn", "remote_url", "`{id: http}` asks a server, `FILE.py:NAME` is a function"),
     Equivalent("datapool", "prompt_split eval.split", "`data_files` and other arguments of a pool give the splits"),
     Equivalent(
-        "datapool", "input_key label_key", "`prompt_column`, `reference_column` and `meta_columns` name columns"
+        "datapool",
+        "input_key label_key image_key",
+        "`prompt_column`, `reference_column`, `image_column` and `meta_columns` name columns",
     ),
     Equivalent("datapool", "data.max_samples", "`max_size`, an argument of every pool"),
     *_OF_EVERY_RUN,
@@ -330,7 +332,8 @@ RL_KEYS = (
     Equivalent(
         "", "critic.save_value_network", "`pretrain-critic` saves a critic; that of a run is in its checkpoints"
     ),
-    Equivalent("", "freeze_visual_encoder image_key max_images_per_prompt", "prompts are texts"),
+    Equivalent("alg.policy.args.train_vision", "freeze_visual_encoder", "`none`, the default, freezes it"),
+    Equivalent("", "max_images_per_prompt", "a prompt may have any number of images within `max_prompt_length`"),
     Equivalent("", "dynamic_batch_enable packing_samples", "micro-batches have a number of tokens, `micro_batch_size`"),
 )
 """Keys of RL runs."""

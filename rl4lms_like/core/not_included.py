@@ -62,7 +62,11 @@ NOT_INCLUDED = (
         "vllm_model_impl vllm_group_port vllm.gpu_memory_utilization vllm.tensor_parallel_size vllm.enable_sleep "
         "vllm.enable_prefix_caching vllm.enforce_eager vllm.sync_backend vllm.sync_with_ray vllm_generate_batch_size",
     ),
-    NotIncluded("training audio models", "train the language model alone, on transcripts", "audio_key audio_column"),
+    NotIncluded(
+        "training audio and video models",
+        "train on texts, such as transcripts, and on images, such as single frames",
+        "audio_key audio_column video_key video_column",
+    ),
     NotIncluded(
         "Unsloth",
         "`peft` with `dtype: bfloat16`, `gradient_checkpointing` and `compile` save memory and time for any model",

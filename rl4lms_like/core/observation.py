@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.system.errors import DataPoolError
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +31,19 @@ KEYS = ("prompt_or_input", "context", "input")
 
 NO_LIMIT = 2**31
 """Maximum prompt length that truncates no prompt."""
+
+
+class PromptEncoder(Protocol):
+    """Encoder of prompts with pictures (`policies.pictures.PictureEncoder`)."""
+
+    def encode(self, sample: Sample, max_length: int) -> np.ndarray:
+        """Return the ids `[length]` of a prompt with pictures; it is an error if there are more than `max_length`."""
+
+    def refuse_placeholders(self, sample: Sample | str, ids: np.ndarray) -> None:
+        """Raise if the ids of a text without pictures have a placeholder of one."""
+
+    def number(self, sample: Sample) -> int:
+        """Return the number of a sample's pictures; 0 without pictures."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class TextLayout:
         prompt_truncation_side: `left` or `right`.
         is_encoder_decoder: whether a response is a text of its own instead of the continuation of its prompt; also
             implied by a `context_start_token`.
+        pictures: encodes prompts with pictures; None if the model reads texts only.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -52,6 +67,7 @@ class TextLayout:
     context_start_token: int | None = None
     prompt_truncation_side: Literal["left", "right"] = "left"
     is_encoder_decoder: bool = False
+    pictures: PromptEncoder | None = None
 
     @cached_property
     def continuations(self) -> Continuations:
@@ -78,11 +94,35 @@ class TextLayout:
         They are truncated to `max_length` tokens, by default to `max_prompt_length`.
         Special tokens are added to a text, and truncation keeps them, but no end token to the prompt of a causal model.
         A prompt that a chat template rendered contains its special tokens, and none are added.
+
+        Raises:
+            DataPoolError: a prompt has pictures that the model does not read, or is too long with them; or a prompt
+                without pictures has a placeholder of one.
         """
+        if self.pictures is not None:
+            limit = self.max_prompt_length if max_length is None else max_length
+            return [self._encoded_for_vision(self.pictures, prompt, limit) for prompt in prompts]
+        refuse_images(prompts)
+        return self._encoded_texts(prompts, max_length)
+
+    def numbers(self, samples: Sequence[Sample]) -> list[int] | None:
+        """Return the numbers of the samples' pictures, 0 without pictures; None if the model reads texts only."""
+        return None if self.pictures is None else [self.pictures.number(sample) for sample in samples]
+
+    def _encoded_for_vision(self, pictures: PromptEncoder, prompt: str | Sample, max_length: int) -> np.ndarray:
+        """Return the ids of a prompt of a vision-language model."""
+        if isinstance(prompt, Sample) and prompt.images:
+            return pictures.encode(prompt, max_length)
+        (ids,) = self._encoded_texts([prompt], max_length)
+        pictures.refuse_placeholders(prompt, ids)
+        return ids
+
+    def _encoded_texts(self, prompts: Sequence[str | Sample], max_length: int | None) -> list[np.ndarray]:
+        """Return the ids of prompts without pictures; arguments as in `encode_all`."""
         is_rendered = [isinstance(prompt, Sample) and prompt.rendered_prompt is not None for prompt in prompts]
         if any(is_rendered) and not all(is_rendered):
             # One call has one setting of `add_special_tokens`.
-            return [self.encode_all([prompt], max_length)[0] for prompt in prompts]
+            return [self._encoded_texts([prompt], max_length)[0] for prompt in prompts]
 
         texts = [_text_of(prompt) for prompt in prompts]
         with _truncating_on(self.prompt_truncation_side, self.tokenizer):
@@ -97,6 +137,20 @@ class TextLayout:
                 verbose=False,
             )
         return [np.asarray(ids[: len(ids) - n_appended], dtype=np.int64) for ids in encoded["input_ids"]]
+
+
+def refuse_images(prompts: Sequence[str | Sample]) -> None:
+    """Raise if one of the prompts of a model that reads texts only has images.
+
+    Raises:
+        DataPoolError: a prompt has images.
+    """
+    for prompt in prompts:
+        if isinstance(prompt, Sample) and prompt.images:
+            raise DataPoolError(
+                f"the prompt of sample {prompt.id!r} has images, which the model of this run does not read: train a "
+                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy, or remove image_column"
+            )
 
 
 def _text_of(prompt: str | Sample) -> str:

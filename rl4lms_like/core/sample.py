@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from rl4lms_like.core.pictures import Picture, identity_of, messages_with_places
+
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
 
@@ -37,6 +39,7 @@ class Sample:
             a chat template has rendered the messages, their text is JSON.
         learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
             messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
+        images: the pictures of the prompt, in the order of their places in it: `<image>` in its text or messages.
     """
 
     id: str
@@ -48,6 +51,7 @@ class Sample:
     tools: list[dict[str, Any]] | None = None
     response_messages: dict[str, Message | list[Message]] = field(default_factory=dict)
     learned: Learned = "response"
+    images: tuple[Picture, ...] = ()
 
     @classmethod
     def of_messages(
@@ -57,8 +61,17 @@ class Sample:
         references: Sequence[str] = (),
         meta_data: dict[str, Any] | None = None,
         tools: Sequence[dict[str, Any]] | None = None,
+        images: tuple[Picture, ...] = (),
     ) -> Sample:
-        """Return a sample whose prompt is a list of messages with `role` and `content`."""
+        """Return a sample whose prompt is a list of messages with `role` and `content`.
+
+        Without a place for the images, they are put first in the first message of the user.
+
+        Raises:
+            DataPoolError: the messages have another number of places than images.
+        """
+        messages = messages_with_places(messages, len(images))
+
         # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them. A
         # message that only calls tools has no content.
         contents = [message.get("content") for message in messages]
@@ -69,9 +82,15 @@ class Sample:
             prompt_or_input_text=prompt,
             references=list(references),
             meta_data=meta_data,
-            messages=list(messages),
+            messages=messages,
             tools=list(tools) if tools else None,
+            images=images,
         )
+
+    @property
+    def identity(self) -> str:
+        """Text that is equal for samples with the same prompt: text and pictures, of which the files are read."""
+        return identity_of(self.prompt_or_input_text, self.images)
 
     def response_turns(self, text: str) -> list[Message]:
         """Return the messages of one of the sample's responses: one of the assistant, or several turns."""

@@ -29,6 +29,7 @@ DATA_POOLS = Registry(
             needs="extra 'reasoning'",
         ),
         "sums": Entry(".sums:Sums", "sums of two numbers with their results"),
+        "shapes": Entry(".shapes:Shapes", "drawn shapes with questions, for vision models", needs="extra 'vision'"),
         "gsm8k": Entry(".gsm8k:Gsm8k", "word problems with their final answers, of local files (GSM8K)"),
         "jsonl": Entry(".files:JsonlPool", "fields of a local file: JSON Lines, JSON or parquet"),
         "csv": Entry(".files:CsvPool", "columns of a local CSV or TSV file"),

@@ -16,9 +16,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rl4lms_like.core.sample import Learned, Message, Sample, response_text
+from rl4lms_like.core.sample import Learned, Message, Sample
 from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
 from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
+from rl4lms_like.data_pools.images import PictureColumns, response_without_places
 from rl4lms_like.data_pools.splits import Splitting, names_of
 from rl4lms_like.data_pools.tables import (
     LocatedRow,
@@ -52,6 +53,9 @@ class Columns:
         last_message_as_reference: prompts are messages, of which the last one, the assistant's, is a reference.
         tools_column: column with the tools that the model may call, for the chat template; default: with prompts that
             are messages, `tools`, if there is one.
+        image_column: one or more columns with the images of the prompt: the path of a file, relative to the data file;
+            bytes; a `data:` URL; or a list of these. `<image>` in the prompt marks their places; without it, they come
+            first.
     """
 
     reference_column: str | list[str] | None = None
@@ -60,6 +64,7 @@ class Columns:
     prompt_suffix: str = ""
     last_message_as_reference: bool = False
     tools_column: str | None = None
+    image_column: str | list[str] | None = None
 
     def pool(
         self,
@@ -70,8 +75,11 @@ class Columns:
         prompt_column: str | None,
         split: str,
         source: str,
+        folder: Path | None,
     ) -> Pool:
         """Return the pool of numbered rows: those of named columns, or of a published format.
+
+        Relative paths of images are those in `folder`; None = the working directory.
 
         Raises:
             DataPoolError: neither a column nor a format gives the prompts, or a row does not fit.
@@ -81,6 +89,7 @@ class Columns:
             formatted,
             prompt_column or PROMPT,
             split,
+            folder=folder,
             has_response=formatted.name != "columns",
             learned="conversation" if self.last_message_as_reference else formatted.learned,
         )
@@ -96,16 +105,22 @@ class Columns:
         prompt_column: str,
         split: str,
         *,
+        folder: Path | None = None,
         has_response: bool = False,
         learned: Learned = "response",
     ) -> Iterator[Sample]:
         """Yield the sample of each numbered row; a column that is missing or not text is a `DataPoolError`.
+
+        Images that cannot be read are one error, after the last row.
 
         With `has_response`, the rows are those of a published format, whose response is a reference. `learned` is that
         of the samples.
         """
         if learned == "text" and (self.prompt_prefix or self.prompt_suffix):
             raise DataPoolError("prompt_prefix and prompt_suffix: the format text has no prompts")
+        if learned == "text" and self.image_column:
+            raise DataPoolError("image_column: the format text has no prompts, which images are a part of")
+        pictures = PictureColumns(self.image_column, folder)
         reference_columns = self.reference_column or []
         if isinstance(reference_columns, str):
             reference_columns = [reference_columns]
@@ -121,25 +136,32 @@ class Columns:
             whole_messages: dict[str, Message | list[Message]] = {}
             if self.last_message_as_reference:
                 prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
-                reference, whole_messages = response_text([last])
+                reference, whole_messages = response_without_places([last], where)
                 references.append(reference)
             elif has_response and row[RESPONSE] is not None:
                 response = row[RESPONSE]
                 if isinstance(response, Mapping):
-                    response, whole_messages = response_text([dict(response)])
+                    response, whole_messages = response_without_places([dict(response)], where)
                 references.append(response)
+
+            if isinstance(prompt, str):
+                prompt = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
+            elif self.prompt_prefix or self.prompt_suffix:
+                raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
+            illustrated = pictures.illustrated(prompt, references, row, where)
+            if illustrated is None:  # reported after the last row, with all others
+                continue
+            prompt, images = illustrated
 
             # The number is that of the row in its file, so an id means the same row whatever the split ratios are.
             sample_id = f"{split}_{index}"
             tools = tools_cell(row, self.tools_column, where, is_chat=not isinstance(prompt, str))
             if isinstance(prompt, str):
-                text = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
-                yield Sample(sample_id, text, references, meta_data or None, tools=tools, learned=learned)
-            elif self.prompt_prefix or self.prompt_suffix:
-                raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
+                sample = Sample(sample_id, prompt, references, meta_data or None, tools=tools, images=images)
             else:
-                sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools)
-                yield replace(sample, response_messages=whole_messages, learned=learned)
+                sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools, images)
+            yield replace(sample, response_messages=whole_messages, learned=learned)
+        pictures.raise_errors()
 
 
 def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -221,7 +243,15 @@ class JsonlPool(TextGenPool):
         if files.is_empty(split):
             return cls([])
         rows, source = files.rows(split, json_table_rows)
-        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
+        return columns.pool(
+            cls,
+            rows,
+            row_format,
+            prompt_column=prompt_column,
+            split=split,
+            source=source,
+            folder=files.file(split).parent,
+        )
 
 
 class CsvPool(TextGenPool):
@@ -249,7 +279,15 @@ class CsvPool(TextGenPool):
         if files.is_empty(split):
             return cls([])
         rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
-        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
+        return columns.pool(
+            cls,
+            rows,
+            row_format,
+            prompt_column=prompt_column,
+            split=split,
+            source=source,
+            folder=files.file(split).parent,
+        )
 
 
 class TextPool(TextGenPool):

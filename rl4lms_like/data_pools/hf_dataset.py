@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,22 @@ class HfDatasetPool(TextGenPool):
         rows, source = dataset_rows(
             split, path, name=name, data_files=data_files, split_names=split_names, splitting=splitting
         )
-        return columns.pool(cls, rows, row_format, prompt_column=prompt_column, split=split, source=source)
+        return columns.pool(
+            cls,
+            rows,
+            row_format,
+            prompt_column=prompt_column,
+            split=split,
+            source=source,
+            folder=folder_of(path, data_files),
+        )
+
+
+def folder_of(path: str, data_files: Mapping[str, str] | None = None) -> Path | None:
+    """Return the folder of relative paths in a dataset: that of its files, or its own; None for one of the hub."""
+    if data_files:
+        return with_home(next(iter(data_files.values()))).parent
+    return with_home(path) if os.path.isdir(with_home(path)) else None
 
 
 def dataset_rows(
@@ -89,8 +104,36 @@ def dataset_rows(
     # Numbers of the rows in the stored table, also after the division: an error names a row that users can look up.
     first_rows = range(len(table))[: splitting.max_rows]
     indices = first_rows[: splitting.max_size] if is_whole else splitting.of_all(len(first_rows), split)
-    rows = zip(indices, table.select(indices), strict=True)
+    rows = zip(indices, as_stored(table.select(indices)), strict=True)
     return ((index, (f"{source}, row {index}", row)) for index, row in rows), source
+
+
+def as_stored(table: Any) -> Iterable[Mapping[str, Any]]:
+    """Return the rows of a table; images as the bytes or the path that are stored, not decoded."""
+    features = import_extra("datasets", extra="data", needed_by=_NEEDED_BY).features
+    decoded = (features.Image, features.Audio, features.Video)
+    if not any(isinstance(leaf, decoded) for feature in table.features.values() for leaf in _leaves(feature)):
+        return table
+
+    # `datasets` decodes each image when a row is read, also those of columns that nobody asks for, and gives PIL's
+    # images, whose files are no longer known. Arrow's rows have what is stored.
+    batches = table.with_format("arrow").iter(batch_size=64)
+    return (row for batch in batches for row in batch.to_pylist())
+
+
+def _leaves(feature: Any) -> Iterator[Any]:
+    """Yield the features of a column that hold no others."""
+    if isinstance(feature, Mapping):
+        nested = list(feature.values())
+    elif isinstance(feature, list):
+        nested = feature
+    elif hasattr(feature, "feature"):  # a list
+        nested = [feature.feature]
+    else:
+        yield feature
+        return
+    for inner in nested:
+        yield from _leaves(inner)
 
 
 def _load(path: str, name: str | None, data_files: Mapping[str, str] | None) -> Mapping[str, Any]:

@@ -16,13 +16,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.sample import Message, Preference, Sample, response_text
+from rl4lms_like.core.sample import Message, Preference, Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.formats import COMPLETION, LABEL, PROMPT, RowFormat
-from rl4lms_like.data_pools.hf_dataset import dataset_rows
+from rl4lms_like.data_pools.hf_dataset import dataset_rows, folder_of
+from rl4lms_like.data_pools.images import PictureColumns, response_without_places
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import DataPoolError, require_extra
@@ -47,6 +49,9 @@ class PreferenceColumns:
             of a reward model.
         tools_column: column with the tools that the model may call, for the chat template; default: with prompts that
             are messages, `tools`, if there is one.
+        image_column: one or more columns with the images of the prompt: the path of a file, relative to the data file;
+            bytes; a `data:` URL; or a list of these. `<image>` in the prompt marks their places; without it, they come
+            first.
     """
 
     prompt_column: str | None = None
@@ -56,27 +61,44 @@ class PreferenceColumns:
     response_column: str = "response"
     margin_column: str | None = None
     tools_column: str | None = None
+    image_column: str | list[str] | None = None
 
     @property
     def has_names(self) -> bool:
         """True if columns of the prompt or of responses are named, so that the rows are not of a published format."""
-        unnamed = PreferenceColumns(margin_column=self.margin_column, tools_column=self.tools_column)
+        unnamed = PreferenceColumns(
+            margin_column=self.margin_column, tools_column=self.tools_column, image_column=self.image_column
+        )
         return self != unnamed
 
-    def preferences(self, rows: Iterable[tuple[int, LocatedRow]], split: str) -> Iterator[Preference]:
-        """Yield the preference of each numbered row; missing or unfit values are a `DataPoolError`."""
-        for index, (where, row) in rows:
-            yield self._preference(f"{split}_{index}", row, where)
+    def preferences(
+        self, rows: Iterable[tuple[int, LocatedRow]], split: str, folder: Path | None = None
+    ) -> Iterator[Preference]:
+        """Yield the preference of each numbered row; missing or unfit values are a `DataPoolError`.
 
-    def _preference(self, id: str, row: Mapping[str, Any], where: str) -> Preference:
+        Images that cannot be read are one error, after the last row. Their relative paths are those in `folder`.
+        """
+        pictures = PictureColumns(self.image_column, folder)
+        for index, (where, row) in rows:
+            preference = self._preference(f"{split}_{index}", row, where, pictures)
+            if preference is not None:
+                yield preference
+        pictures.raise_errors()
+
+    def _preference(self, id: str, row: Mapping[str, Any], where: str, pictures: PictureColumns) -> Preference | None:
+        """Return the preference of a row; None if something is wrong with its images, which `pictures` reports."""
         prompt, responses, whole_messages = self._prompt_and_responses(row, where)
+        illustrated = pictures.illustrated(prompt, responses, row, where)
+        if illustrated is None:
+            return None
+        prompt, images = illustrated
 
         # A pair has the better response first. A labelled row has one: the reference, or the rejected response.
         is_good = self.label_column is None or _label(row, self.label_column, where)
         references = responses[:1] if is_good else []
         rejected = None if self.label_column and is_good else responses[-1]
 
-        sample = Sample(id, prompt) if isinstance(prompt, str) else Sample.of_messages(id, prompt)
+        sample = Sample(id, prompt) if isinstance(prompt, str) else Sample.of_messages(id, prompt, images=images)
         return Preference(
             id,
             sample.prompt_or_input_text,
@@ -88,6 +110,7 @@ class PreferenceColumns:
             margin=_number(row, self.margin_column, where) if self.margin_column else 0.0,
             # Messages have a prompt of their own; only that of texts is found by comparing them.
             is_implicit=self._is_implicit(row) and isinstance(prompt, str),
+            images=images,
         )
 
     def _is_implicit(self, row: Mapping[str, Any]) -> bool:
@@ -116,7 +139,7 @@ class PreferenceColumns:
                 continue
             n_prompt = _n_of_prompt(value, prompt, n_common, f"{where}, column {name!r}")
             prompts.append(value[:n_prompt] or prompt)
-            text, of_text = response_text(value[n_prompt:])
+            text, of_text = response_without_places(value[n_prompt:], f"{where}, column {name!r}")
             responses.append(text)
             whole_messages |= of_text
         if prompts[-1] != prompts[0]:
@@ -265,12 +288,15 @@ class PreferencePool(TextGenPool):
         if split_names and divided_split is not None:
             raise DataPoolError("set one of `split_names` and `divided_split`")
 
+        folder = None
         if dataset is None:
             rows, source = files.rows(split, table_rows)
+            folder = Path(source).parent
         elif files.path is None and files.data_files is None:
             rows, source = dataset_rows(
                 split, dataset, name=name, split_names=split_names, splitting=files, divided_split=divided_split
             )
+            folder = folder_of(dataset)
         else:
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
 
@@ -278,7 +304,7 @@ class PreferencePool(TextGenPool):
         formatted = row_format.read(rows, names_columns=columns.has_names, needs_pairs=True)
         if formatted.name == "prompt_completion":
             columns = replace(columns, label_column=LABEL, response_column=COMPLETION)
-        preferences = columns.preferences(formatted, split)
+        preferences = columns.preferences(formatted, split, folder)
         pool = cls(list(preferences)) if files.is_left_out(split) else cls.of(preferences, split, source)
         pool.row_format = formatted.description
         return pool

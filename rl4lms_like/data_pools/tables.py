@@ -286,7 +286,10 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 
 
 def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dict[str, Any]]:
-    """Return the text, or the list of messages with `role` and `content`, in a column; else a `DataPoolError`."""
+    """Return the text, or the list of messages with `role` and `content`, in a column; else a `DataPoolError`.
+
+    A content is a text, or a list of parts: texts, and places of images.
+    """
     value = cell(row, name, where)
     if isinstance(value, str):
         return text_cell(row, name, where)
@@ -306,7 +309,7 @@ def _is_message(value: Any) -> bool:
         return False
     if value.get("content") is None:
         return value["role"] == "assistant" and any(value.get(key) for keys in SPOKEN_KEYS for key in keys)
-    return _is_text(value["content"])
+    return _is_text(value["content"]) or isinstance(value["content"], list)
 
 
 def _message(value: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -314,11 +317,36 @@ def _message(value: Mapping[str, Any], where: str) -> dict[str, Any]:
     # Tables give each row every key that any row has. Templates test whether a key is there.
     message = {key: entry for key, entry in value.items() if entry is not None}
     message.setdefault("content", None)
+    if isinstance(message["content"], list):
+        message["content"] = _content(message["content"], f"{where}: `content`")
     if "tool_calls" in message:
         message["tool_calls"] = _dicts(message["tool_calls"], f"{where}: `tool_calls`")
         if not message["tool_calls"]:
             del message["tool_calls"]
     return message
+
+
+def _content(parts: list[Any], where: str) -> str | list[dict[str, Any]]:
+    """Return the parts of a message; those of a message without images as one text."""
+    contents: list[dict[str, Any]] = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind == "text" and _is_text(part.get("text")):
+            contents.append({"type": "text", "text": part["text"]})
+        elif kind == "image" and all(part[key] is None for key in part if key != "type"):
+            contents.append({"type": "image"})
+        elif kind in ("image", "image_url"):
+            raise DataPoolError(
+                f"{where}: an image within a message is not read; put it into a column, name that in image_column, and "
+                f"mark its place with {{'type': 'image'}}"
+            )
+        elif kind in ("audio", "input_audio", "video"):
+            raise DataPoolError(f"{where}: a part is {kind}, which is not supported")
+        else:
+            raise DataPoolError(f"{where}: expected parts of the type text or image, got {shown(part)}")
+    if all(part["type"] == "text" for part in contents):
+        return "".join(part["text"] for part in contents)
+    return contents
 
 
 def tools_cell(row: Mapping[str, Any], name: str | None, where: str, *, is_chat: bool) -> list[dict[str, Any]] | None:

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rl4lms_like.core.observation import KEYS, Observation, TextLayout
+from rl4lms_like.core.observation import KEYS, Observation, PromptEncoder, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import contains_any
 from rl4lms_like.data_pools.sampler import PrioritySampler, PromptSampler
@@ -65,6 +65,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         stop_strings: texts that end an episode; the policy's `generation_kwargs` must have the same.
         is_encoder_decoder: whether responses are texts of their own instead of continuations of their prompts; always
             with a `context_start_token`.
+        pictures: encodes prompts with pictures, the same as that of the policy; None if the model reads texts only.
 
     Raises:
         ConfigError: an argument has a wrong value, or one without a usable default is missing; a function cannot be a
@@ -90,6 +91,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
         make_sampler: Callable[[Iterable[Sample | tuple[Sample, float]]], PromptSampler] | None = None,
         stop_strings: Sequence[str] = (),
         is_encoder_decoder: bool = False,
+        pictures: PromptEncoder | None = None,
     ) -> None:
         arguments = {
             "max_episode_length": max_episode_length,
@@ -108,6 +110,7 @@ class TextGenEnv(gymnasium.Env[dict[str, Any], np.int64]):
             context_start_token=context_start_token,
             prompt_truncation_side=prompt_truncation_side,
             is_encoder_decoder=is_encoder_decoder,
+            pictures=pictures,
         )
         self.reward_function = reward_of(reward_function)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.envs.workers import RewardWorkers
@@ -36,7 +37,10 @@ class EpisodeScorer:
             check_time_limit(timeout)
         self.reward_fn = reward_fn
         self._timeout = timeout
-        self._workers = RewardWorkers(reward_fn, layout, n_workers, timeout) if n_workers else None
+        # Prompts are encoded here: workers need no encoder of pictures, which has their tensors.
+        self._workers: RewardWorkers | None = None
+        if n_workers:
+            self._workers = RewardWorkers(reward_fn, replace(layout, pictures=None), n_workers, timeout)
 
     def score(self, final_states: Sequence[Observation], *, keeps_state: bool = False) -> TokenRewards:
         """Return the reward of every token of some episodes, given by their last observations.

@@ -50,7 +50,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSeq2SeqLM
+from transformers.initialization import no_init_weights
 
 from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.binding import with_defaults
@@ -60,7 +61,7 @@ from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
@@ -69,6 +70,7 @@ from rl4lms_like.policies.merged_adapters import mergeable_layers
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import PromptCache
+from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ModelError, OutOfMemoryError
 from rl4lms_like.system.ranks import n_processes
@@ -216,6 +218,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     bytes_per_weight = FLOAT / n_parts  # in each process
 
     # The networks. Those on devices of their own need none of this device's memory.
+    if config.alg.policy.reads_pictures:
+        arguments = VisionPolicyArguments.known_in(policy_args)
     policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
     critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
@@ -554,6 +558,7 @@ class NetworkShapes:
                     module.training = False
 
         # The config of a model that also reads images has one for its text model.
+        self._has_vision = getattr(self.config, "vision_config", None) is not None
         if causal:
             self.config = self.config.get_text_config()
         self.width = int(self.config.hidden_size)
@@ -585,18 +590,24 @@ class NetworkShapes:
         self.outside_blocks = self.parameters - sum(blocks)
 
     def _built(self) -> Any:
-        auto_class = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
+        auto_class: Any = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
+        if isinstance(self.arguments, VisionPolicyArguments):
+            auto_class = AutoModelForImageTextToText
         attention = self.arguments.attn_implementation
         options = {} if attention is None else {"attn_implementation": attention}
-        with self._mode:
+        # Without the numbers of initial weights: some ways to draw them read a tensor, and fake ones have no numbers.
+        with self._mode, no_init_weights():
             model: Any = auto_class.from_config(self.config, dtype=torch.float32, **options).eval()
+            model.tie_weights()
+        train_vision = self.arguments.trained_vision
+        freeze_vision(model, train_vision)
         if self.arguments.used_speedups.fused_activations:
             fuse_activations(model)
         if self.arguments.peft is None:
             return model
 
         # PEFT creates empty adapters on the `meta` device, where no forward pass can mix them with fake tensors.
-        add_lora(model, self.arguments.peft, dropout=False, empty=True)
+        add_lora(model, within_scope(model, self.arguments.peft, train_vision), dropout=False, empty=True)
         adapters = [(name, weight) for name, weight in model.named_parameters() if weight.is_meta]
         for path, weight in adapters:
             module, _, name = path.rpartition(".")
@@ -646,7 +657,9 @@ class NetworkShapes:
 
     def _saved(self, plan: BatchPlan) -> int:
         """Return the bytes of the distinct storages that a forward pass saves, without parameters."""
+        # Of a model that also reads images, the language model, which needs the most; it gets the images as embeddings.
         model = self._model
+        base = model.get_decoder() if self._has_vision else getattr(model, "base_model", model)
         n = plan.micro_batch_episodes
         n_prompts = plan.prompts_of(n)
         n_prompt = _n_prompt(plan)
@@ -684,18 +697,16 @@ class NetworkShapes:
                 )
             elif n_prompts == n:
                 ids = torch.cat([prompts, responses], dim=1)[:, :-1]  # the last token chooses none
-                model.base_model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+                base(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
             else:
                 # As in `CausalReader`: first the prompts, whose keys and values the responses then read.
                 cache = PromptCache()
                 mask = torch.ones_like(prompts)
-                model.base_model(input_ids=prompts, attention_mask=mask, past_key_values=cache, use_cache=True)
+                base(input_ids=prompts, attention_mask=mask, past_key_values=cache, use_cache=True)
                 cache.rows = rows
                 if n_response > 1:
                     mask = torch.ones(n, n_prompt + n_response - 1, dtype=torch.long)
-                    model.base_model(
-                        input_ids=responses[:, :-1], attention_mask=mask, past_key_values=cache, use_cache=True
-                    )
+                    base(input_ids=responses[:, :-1], attention_mask=mask, past_key_values=cache, use_cache=True)
         return sum(sizes.values())
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
+from rl4lms_like.core.generated import of_texts
 from rl4lms_like.metrics.base import MetricResults, ScoreMetric, TextsMetric
 from rl4lms_like.scoring.answers import ExactMatch, Regex
 from rl4lms_like.scoring.math_answers import MathEqual
@@ -91,31 +92,35 @@ class SampledAnswers(TextsMetric):
     def results(self, texts: Texts) -> MetricResults:
         """Compute the score for each k: each text has that of its prompt, the split the mean over prompts."""
         is_right = self._right(texts)
-        groups = groups_of(texts.prompts)
+        identities = texts.identities  # equal texts with different pictures are different prompts
+        groups = groups_of(identities)
 
         # With fewer than k samples neither is defined: pass@k draws k of n, and maj@k would have no whole vote.
         largest_k = max(self.k)
-        short = [prompt for prompt, indices in groups.items() if len(indices) < largest_k]
+        short = [indices for indices in groups.values() if len(indices) < largest_k]
         if short:
             raise ValueError(
                 f"{self.name}@{largest_k} needs at least {largest_k} samples of each prompt; {len(short)} of "
-                f"{len(groups)} prompts have fewer, {short[0][:60]!r} has {len(groups[short[0]])}: repeat the prompts "
-                f"in the data pool, or lower k"
+                f"{len(groups)} prompts have fewer, {texts.prompts[short[0][0]][:60]!r} has {len(short[0])}: repeat "
+                f"the prompts in the data pool, or lower k"
             )
 
         # The mean is over prompts, not over texts: a prompt with more samples weighs as much as any other.
         results: MetricResults = {}
         for key, scores in zip(self.keys, self.scores(list(groups.values()), is_right, texts), strict=True):
             score_by_prompt = dict(zip(groups, scores, strict=True))
-            results[key] = ([score_by_prompt[prompt] for prompt in texts.prompts], mean(scores))
+            results[key] = ([score_by_prompt[identity] for identity in identities], mean(scores))
         return results
 
     def _right(self, texts: Texts) -> list[bool]:
         """Return whether each response is right."""
         if self.scorer is None:
             return list(map(bool, ExactMatch().per_text(texts)))
-        prompts, responses, references, metas = texts
-        scores = self.scorer(prompts, responses, references, [True] * len(responses), metas)
+        prompts, responses, references, metas, images = texts
+        if hasattr(self.scorer, "scores_of"):  # it may read the pictures
+            scores = self.scorer.scores_of(of_texts(prompts, responses, references, metas, images))
+        else:
+            scores = self.scorer(prompts, responses, references, [True] * len(responses), metas)
 
         # A reward of the user's: in a run its results are checked by `rewards.call`, which is not used here.
         scorer_name = type(self.scorer).__name__

@@ -60,53 +60,6 @@ class BaseMetric(ABC):
         """
 
 
-class TextsMetric(BaseMetric):
-    """Metric of the texts alone. If it needs references, texts without any are NaN and excluded.
-
-    Attributes:
-        keys: keys of its results, which are NaN if it needs references and no text has any.
-    """
-
-    keys: tuple[str, ...] = ()
-
-    @abstractmethod
-    def results(self, texts: Texts) -> MetricResults:
-        """Compute the results; each text has a reference if `needs_references` is True."""
-
-    def compute(
-        self,
-        prompt_texts: list[str],
-        generated_texts: list[str],
-        reference_texts: list[list[str]],
-        meta_infos: list[dict[str, Any] | None] | None = None,
-        model: Any = None,
-        split_name: str | None = None,
-    ) -> MetricResults:
-        n_texts = len(generated_texts)
-        texts = Texts(prompt_texts, generated_texts, reference_texts, meta_infos or [None] * n_texts)
-        if not self.needs_references:
-            return self.results(texts)
-
-        # Texts without references are left out before anything is computed, since corpus scores such as BLEU are not
-        # means of the texts' scores.
-        indices = [index for index, references in enumerate(reference_texts) if references]
-        if not indices:
-            return {key: ([math.nan] * n_texts, math.nan) for key in self.keys}
-        results = self.results(texts.chosen(indices))
-
-        # One score for each generation again: NaN where there are no references.
-        results_of_all: MetricResults = {}
-        for key, (scores, overall) in results.items():
-            if scores is None:
-                results_of_all[key] = (None, overall)
-                continue
-            scores_of_all = [math.nan] * n_texts
-            for index, score in zip(indices, scores, strict=True):
-                scores_of_all[index] = score
-            results_of_all[key] = (scores_of_all, overall)
-        return results_of_all
-
-
 class GeneratedMetric(BaseMetric):
     """Metric of the library that reads more of a response than its text: messages of the prompt, token ids."""
 
@@ -125,6 +78,47 @@ class GeneratedMetric(BaseMetric):
     ) -> MetricResults:
         """Compute the results of texts alone; an evaluation calls `results_of`."""
         return self.results_of(of_texts(prompt_texts, generated_texts, reference_texts, meta_infos))
+
+
+class TextsMetric(GeneratedMetric):
+    """Metric of texts, and of the pictures of their prompts.
+
+    If it needs references, texts without any are NaN and excluded.
+
+    Attributes:
+        keys: keys of its results, which are NaN if it needs references and no text has any.
+    """
+
+    keys: tuple[str, ...] = ()
+
+    @abstractmethod
+    def results(self, texts: Texts) -> MetricResults:
+        """Compute the results; each text has a reference if `needs_references` is True."""
+
+    def results_of(self, generated: Sequence[Generated]) -> MetricResults:
+        texts = Texts.of(generated)
+        n_texts = len(texts.responses)
+        if not self.needs_references:
+            return self.results(texts)
+
+        # Texts without references are left out before anything is computed, since corpus scores such as BLEU are not
+        # means of the texts' scores.
+        indices = [index for index, references in enumerate(texts.references) if references]
+        if not indices:
+            return {key: ([math.nan] * n_texts, math.nan) for key in self.keys}
+        results = self.results(texts.chosen(indices))
+
+        # One score for each generation again: NaN where there are no references.
+        results_of_all: MetricResults = {}
+        for key, (scores, overall) in results.items():
+            if scores is None:
+                results_of_all[key] = (None, overall)
+                continue
+            scores_of_all = [math.nan] * n_texts
+            for index, score in zip(indices, scores, strict=True):
+                scores_of_all[index] = score
+            results_of_all[key] = (scores_of_all, overall)
+        return results_of_all
 
 
 class ScoreMetric(TextsMetric, Score):

@@ -32,7 +32,13 @@ from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
-from rl4lms_like.policies.loading import auto_class_of, check_model_weights, load_model, load_model_config
+from rl4lms_like.policies.loading import (
+    auto_class_of,
+    check_model_weights,
+    load_model,
+    load_model_config,
+    reads_images_only,
+)
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.routing import BalancingLoss
@@ -328,6 +334,9 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
     """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
+    if reads_images_only(model_config):
+        text = f"{model_name!r} is a vision-language model, which only runs of RL train (vision_lm_actor_critic_policy)"
+        raise ConfigError([ConfigIssue("alg.model_name", text)])
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
     if family != config.alg.model_type:
         text = f"{model_name!r} is a {family} model: write {family}, or name another model"

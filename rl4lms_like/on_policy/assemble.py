@@ -25,6 +25,7 @@ from rl4lms_like.config.binding import ComponentConfig
 from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.settings import (
+    check_families,
     check_fit,
     check_lengths,
     check_prompts,
@@ -48,6 +49,7 @@ from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.parity import longest_independent_of_batch
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.system.disk import saving
@@ -60,7 +62,6 @@ from rl4lms_like.training.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.training.inputs import (
     build_datapool,
     build_datapools,
-    build_tokenizer,
     chat_template_of,
     dialogue_settings,
     end_tokens,
@@ -69,6 +70,7 @@ from rl4lms_like.training.inputs import (
     render_prompts,
     stripped_pattern_notices,
     token_limit,
+    tokenizer_and_pictures,
 )
 from rl4lms_like.training.run_reward import RunReward, connect
 from rl4lms_like.training.threads import set_n_threads
@@ -148,7 +150,9 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     # Only the models' configs are read so far: what does not fit is found before weights are loaded.
     networks = load_networks(config, load_model_config)
     model_config = networks["model_name"]
-    tokenizer = build_tokenizer(config.tokenizer)
+    if config.alg.policy.reads_pictures:
+        check_families(config, networks)  # before the processor of a wrong family is loaded
+    tokenizer, pictures = tokenizer_and_pictures(config)
     check_fit(config, tokenizer, networks)
     for notice in (*stripped_pattern_notices(config, tokenizer), *speedups_without_effect(config, model_config)):
         logger.warning("%s", notice)
@@ -159,7 +163,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     samples = {split: [sample for sample, _ in pool] for split, pool in pools.items()}
     check_samples(config, components, samples)
     if config.env.dialogue is None:  # otherwise the prompts are the first texts of the environment
-        check_prompts(samples, tokenizer, model_config)
+        check_prompts(samples, tokenizer, model_config, pictures=pictures, max_prompt_length=max_prompt_length)
 
     ptx = build_ptx(config, tokenizer, model_config)
 
@@ -171,10 +175,11 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
             samples=pools["train"],
             model_config=model_config,
             ranks=ranks,
+            pictures=pictures,
         )
     connect(components.metrics, _run_reward(config, env, components.reward_fn))
     with blame_memory_errors_on("loading"):
-        algorithm = build_alg(config, env, ranks)
+        algorithm = build_alg(config, env, ranks, pictures)
     if ptx is not None:
         algorithm.ptx = ptx
 
@@ -277,11 +282,14 @@ def build_env(
     samples: Any,
     model_config: PretrainedConfig,
     ranks: Ranks | None = None,
+    pictures: PictureEncoder | None = None,
 ) -> VecEnv:
     """Return the vectorised environment of a config's `env` block.
 
     Episodes have at most `max_episode_length` tokens, or the rollouts' `max_new_tokens` if that is less. The
     rollouts' `stop_strings` end them.
+
+    `pictures` encodes the prompts of a vision-language model.
     """
     arguments = dict(config.env.args)
     arguments["stop_strings"] = stop_strings_of(config.alg.policy.args.get("generation_kwargs"))
@@ -291,6 +299,9 @@ def build_env(
         arguments.pop("context_start_token", None)
     if config.datapool.sampler is not None:
         arguments["make_sampler"] = partial(build_sampler, config.datapool.sampler)
+
+    if pictures is not None:
+        arguments["pictures"] = pictures
 
     # Stable-Baselines3's environments know neither workers of the reward nor other processes.
     if config.env.vec_env == "text":
@@ -335,7 +346,7 @@ def build_sampler(config: ComponentConfig, items: Any) -> Any:
         raise DataPoolError(f"the sampler {config.id!r} could not be built: {raised(error)}") from error
 
 
-def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks) -> Any:
+def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks, pictures: PictureEncoder | None = None) -> Any:
     """Return the algorithm of a config's `alg` block with its policy loaded."""
     # null is passed on, but for seed and device it selects the run's value.
     arguments: dict[str, Any] = {"seed": config.seed, "device": config.device}
@@ -344,6 +355,8 @@ def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks) -> Any:
             arguments[key] = value
 
     policy_kwargs = dict(config.alg.policy.args)
+    if pictures is not None:
+        policy_kwargs["pictures"] = pictures
     if ranks.size > 1:
         arguments["ranks"] = ranks
         if config.distributed.strategy == "fsdp":

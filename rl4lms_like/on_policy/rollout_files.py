@@ -33,13 +33,14 @@ from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.tracking.rollouts import CRITIC, ITERATION, TENSORS, TEXTS, kept_rollouts, rollout_file
 from rl4lms_like.tracking.run_folder import ROLLOUTS, to_json, write_whole
+from rl4lms_like.tracking.thumbnails import KEY, images_by_id, keep_thumbnails
 from rl4lms_like.training.resuming.checkpoints import write_tensors
 from rl4lms_like.training.resuming.states import random_state
 
 _KEY = "rollout"
 """The only key of the metadata: the order of several keys in the file would be random."""
 _EPISODE_FIELDS = tuple(field.name for field in fields(EpisodeBatch) if field.name != "prompt_side")
-_INTEGERS = ("prompt_ids", "response_ids", "group_ids", "prompt_rows", "turn_position")
+_INTEGERS = ("prompt_ids", "response_ids", "group_ids", "prompt_rows", "turn_position", "pictures")
 _MASKS = ("prompt_mask", "response_mask", "terminated", "observed")
 _DTYPES = {**dict.fromkeys(_INTEGERS, torch.int64), **dict.fromkeys(_MASKS, torch.bool), "allowed": torch.uint8}
 """Type of each field of the episodes; all other tensors of a rollout are float32."""
@@ -115,6 +116,7 @@ class Recorder:
     def _lines(self, rollout: Rollout, number: int) -> list[dict[str, Any]]:
         """Return what is written of each episode, to be read by people."""
         continuations = self.run.continuations
+        images = images_by_id(self.run.samples["train"])
         lines: list[dict[str, Any]] = []
         for batch in rollout.batches:
             episodes = batch.episodes
@@ -133,6 +135,8 @@ class Recorder:
                 line: dict[str, Any] = {"iteration": number, "episode": len(lines), "sample_id": sample_id}
                 line["prompt"] = continuations.decode(prompt_ids[row])
                 line["response"] = responses[row]
+                if sample_id in images:
+                    line[KEY] = keep_thumbnails(self.folder, images[sample_id])
                 if episodes.observed is not None:
                     flags = episodes.observed[row][episodes.response_mask[row]].tolist()
                     line["turns"] = turns_of(continuations, prompt_ids[row], response_ids[row], flags)

@@ -30,6 +30,7 @@ from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.wording import agreement
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
+from rl4lms_like.tracking.thumbnails import KEY, images_by_id
 
 DENSE = 16
 """Number of evaluations that are all recorded; later, 8 evaluations are recorded each time their number doubles."""
@@ -147,6 +148,7 @@ class TokenCredit(Callback):
         fields_by_episode = {name: field.split(lengths) for name, field in fields.items()}
 
         continuations = self.run.continuations
+        images = images_by_id(self.run.samples["train"])
         prompts = real_ids(episodes.prompt_ids, episodes.prompt_mask)
         responses = real_ids(episodes.response_ids, episodes.response_mask)
         for row, choice in enumerate(choices):
@@ -165,6 +167,9 @@ class TokenCredit(Callback):
                 # Their pieces of text are empty: the report shows their names.
                 "special": {str(i): names[i] for i, id in enumerate(ids) if id in special_ids},
             }
+
+            if description["sample_id"] in images:
+                description[KEY] = self.tracker.keep_thumbnails(images[description["sample_id"]])
 
             # A field has a number for each action. Tokens of an environment have none: their place is None.
             is_action = episodes.action_mask[row][episodes.response_mask[row]].tolist()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from rl4lms_like.system.registry import Entry, Registry, derived_from
 
 _ARGUMENTS = "rl4lms_like.policies.arguments:PolicyArguments"
+_VISION_ARGUMENTS = "rl4lms_like.policies.arguments:VisionPolicyArguments"
 _MASKABLE_ARGUMENTS = "rl4lms_like.policies.arguments:MaskablePolicyArguments"
 
 POLICIES = Registry(
@@ -25,6 +26,11 @@ POLICIES = Registry(
             "rl4lms_like.policies.base:Seq2SeqLMActorCriticPolicy",
             "encoder-decoder language model (T5, BART, Marian ...) with a separate or shared critic",
             arguments=_ARGUMENTS,
+        ),
+        "vision_lm_actor_critic_policy": Entry(
+            "rl4lms_like.policies.vision:VisionLMActorCriticPolicy",
+            "vision-language model (Qwen-VL, Idefics3, LLaVA, PaliGemma, Gemma 3 ...) with a separate or shared critic",
+            arguments=_VISION_ARGUMENTS,
         ),
         "maskable_causal_lm_actor_critic_policy": Entry(
             "rl4lms_like.policies.masked:MaskableCausalLMActorCriticPolicy",

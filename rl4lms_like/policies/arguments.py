@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from annotated_types import Ge, Gt, Interval, Lt
 from pydantic import AfterValidator
@@ -27,6 +27,9 @@ from rl4lms_like.system.schema import Block, RefusedError, check_arguments, chec
 from rl4lms_like.system.wording import shown
 
 Arguments = TypeVar("Arguments", bound="PolicyArguments")
+
+TrainVision: TypeAlias = Literal["none", "projector", "all"]
+"""Parts of a model that are trained besides the language model; see `policies.vision_parts`."""
 
 OWN_ENGINE = "transformers"
 """Id of the engine that is the policy's own model."""
@@ -382,6 +385,11 @@ class PolicyArguments(Block):
         return self.peft is not None and self.used_speedups.merged_adapters and not self.merging_obstacle
 
     @property
+    def trained_vision(self) -> TrainVision:
+        """The trained parts of a model's vision; all of a model without one."""
+        return "all"
+
+    @property
     def kl_model(self) -> str | None:
         """Name of the model to which the KL is measured; None is the initial policy."""
         return self.reference_model if self.teacher_model is None else self.teacher_model
@@ -478,6 +486,33 @@ class PolicyArguments(Block):
         if id != OWN_ENGINE and not is_causal:
             message = f"{id} generates with decoder-only models only; use {OWN_ENGINE}"
             yield ConfigIssue("engine.id", message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionPolicyArguments(PolicyArguments):
+    """Arguments of the policy for vision-language models, in addition to those of all policies.
+
+    Args:
+        train_vision: what is trained besides the language model: `none`, the `projector` that turns features of
+            images into embeddings, or `all`, which is the tower too. With `peft`, the same layers get adapters.
+        max_pixels: images with more pixels (width times height) are made smaller before the model's processor gets
+            them; null is the processor's own limit.
+    """
+
+    train_vision: TrainVision = "none"
+    max_pixels: Count | None = None
+
+    @property
+    def trained_vision(self) -> TrainVision:
+        return self.train_vision
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        yield from super().issues()
+        id = self.engine["id"]
+        if id != OWN_ENGINE:
+            yield ConfigIssue("engine.id", f"{id} gets prompts without their images; use {OWN_ENGINE}")
+        if self.compile:
+            yield ConfigIssue("compile", "is not supported for vision-language models; remove it")
 
 
 def shared_arguments(arguments: Mapping[str, Any]) -> tuple[PolicyArguments | None, list[ConfigIssue]]:

@@ -55,6 +55,7 @@ from rl4lms_like.policies.parity import (
     require_finite,
     require_independent_positions,
 )
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
@@ -90,6 +91,8 @@ class LMActorCriticPolicy(BasePolicy):
     _updates_reference = False
     engine: PolicyEngine
     """Generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
+    pictures: PictureEncoder | None = None
+    """Encoder of prompts with pictures; None if the model reads texts only."""
     reader_class: ClassVar[Any]
     auto_class: ClassVar[Any]
     arguments_class: ClassVar[type[PolicyArguments]] = PolicyArguments
@@ -181,7 +184,7 @@ class LMActorCriticPolicy(BasePolicy):
         options = self.arguments
 
         # Before a model is loaded: neither a wrong combination nor an engine that cannot be built should take minutes.
-        issues = list(options.family_issues(is_causal=self.auto_class is AutoModelForCausalLM))
+        issues = list(options.family_issues(is_causal=self.auto_class is not AutoModelForSeq2SeqLM))
         if issues:
             raise ConfigError(issues, "the policy's arguments")
         external = None
@@ -196,21 +199,28 @@ class LMActorCriticPolicy(BasePolicy):
         self._saved_dropout = networks.dropout_rates
 
         # `compile` is for the networks that are trained.
-        self.reader: EpisodeReader = self.reader_class(self.policy_model, compile=options.compile)
+        self.reader: EpisodeReader = self._new_reader(self.policy_model, compile=options.compile)
         self.balancing_coefficient = self.reader.balancing_coefficient
         self.value_reader: EpisodeReader | None = None
         if self.value_model is not None:
-            self.value_reader = self.reader_class(self.value_model, compile=options.compile)
+            self.value_reader = self._new_reader(self.value_model, compile=options.compile)
         self.ref_reader: EpisodeReader | None = None
         if self.ref_model is not None:
-            self.ref_reader = self.reader_class(self.ref_model)
-
-        self.generator = TextGenerator(
-            self.policy_model,
+            self.ref_reader = self._new_reader(self.ref_model)
+        self.generator = self._new_generator(
             generation_kwargs=options.generation_kwargs,
             prompt_truncation_side=options.prompt_truncation_side,
             bfloat16=options.dtype == "bfloat16",
         )
+
+    def _new_reader(self, model: PreTrainedModel, *, compile: bool = False) -> EpisodeReader:
+        """Return a reader of one of the networks."""
+        reader: EpisodeReader = self.reader_class(model, compile=compile)
+        return reader
+
+    def _new_generator(self, **options: Any) -> TextGenerator:
+        """Return the generator of the policy's own model."""
+        return TextGenerator(self.policy_model, **options)
 
     def _check_vocabulary(self) -> None:
         assert isinstance(self.action_space, spaces.Discrete)
@@ -239,17 +249,16 @@ class LMActorCriticPolicy(BasePolicy):
     def _build_heads(self) -> None:
         """Choose how logits are computed from hidden states, and add the critic's head to a network that works."""
         # `gathered`: the probe reads the weight of the output layer outside of a forward pass, where it must be whole.
-        probe = probe_episodes(self.vocab_size, self.reader.prompt_side)
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
                 with reader.gathered():
-                    reader.probe_head(probe.to(reader.device))
+                    reader.probe_head(self._probe(reader))
 
         # The critic's states must be finite, and their width d is that of the value head; [n_tokens, d].
         self.value_head: nn.Linear | None = None
         reader = self.value_reader or self.reader
         with torch.no_grad():
-            states = reader.states(probe.to(reader.device))
+            states = reader.states(self._probe(reader))
         name = self.arguments.critic_model or self.arguments.model_name
         require_finite(self.value_model or self.policy_model, name, states)
         if self.arguments.critic == "none":
@@ -267,6 +276,10 @@ class LMActorCriticPolicy(BasePolicy):
         if self.value_model is not None:
             freeze(self.value_model, self.arguments.critic_frozen)
 
+    def _probe(self, reader: EpisodeReader) -> EpisodeBatch:
+        """Return short episodes for the first passes of a network, on its device."""
+        return probe_episodes(self.vocab_size, reader.prompt_side).to(reader.device)
+
     def _check_parity(self) -> None:
         """Check the log-probs of each checkpoint, and where a prompt may be computed once for all of its responses."""
         arguments = self.arguments
@@ -280,9 +293,9 @@ class LMActorCriticPolicy(BasePolicy):
         excluded = arguments.generation_kwargs.get("suppress_tokens") or ()
         for reader, name, is_coarse in checked:
             with reader.gathered():
-                check_parity(reader, name, in_bfloat16=is_coarse, never_written=excluded)
+                self._check_log_probs(reader, name, in_bfloat16=is_coarse, never_written=excluded)
 
-        if arguments.used_speedups.fast_decoding:
+        if arguments.used_speedups.fast_decoding and type(self.generator).has_decode_loop:
             with self.reader.gathered():
                 self.generator.uses_decode_loop = check_decoding(
                     self.reader, arguments.model_name, in_bfloat16=in_bfloat16
@@ -293,7 +306,7 @@ class LMActorCriticPolicy(BasePolicy):
         self.generator.shares_prompts = False
         if self.is_sharded:
             return
-        self.reader.shares_prompts = check_sharing(self.reader, arguments.model_name, in_bfloat16=in_bfloat16)
+        self.reader.shares_prompts = self._may_share(self.reader, arguments.model_name, in_bfloat16=in_bfloat16)
         self.generator.shares_prompts = self.reader.shares_prompts
 
         # Copies of the policy share prompts as it does; another checkpoint may have another architecture.
@@ -305,7 +318,15 @@ class LMActorCriticPolicy(BasePolicy):
             if checkpoint is None:
                 other.shares_prompts = self.reader.shares_prompts
             else:
-                other.shares_prompts = check_sharing(other, checkpoint, has_head=has_head, in_bfloat16=is_coarse)
+                other.shares_prompts = self._may_share(other, checkpoint, has_head=has_head, in_bfloat16=is_coarse)
+
+    def _check_log_probs(self, reader: EpisodeReader, name: str, **options: Any) -> None:
+        """Check a reader's log-probs; see `parity.check_parity`."""
+        check_parity(reader, name, **options)
+
+    def _may_share(self, reader: EpisodeReader, name: str, **options: Any) -> bool:
+        """Return whether a reader may compute a prompt once for all of its responses; see `parity.check_sharing`."""
+        return check_sharing(reader, name, **options)
 
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:

@@ -47,6 +47,7 @@ from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
 from rl4lms_like.policies.low_precision import products_in_bfloat16
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 
@@ -312,6 +313,8 @@ def separate_warpers(
 
 _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
 """Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
+_WITH_CACHE = ("input_ids", "attention_mask", "position_ids")
+"""Arguments of prompts that `generate` needs besides the cache of these prompts."""
 _DECODE_LOOP = {*_PLAIN_CACHE, "suppress_tokens"}
 """Arguments of `generate` that `DecodeLoop` supports; others may have a value without effect."""
 
@@ -328,13 +331,26 @@ def decodes_with_loop(arguments: Mapping[str, Any]) -> bool:
     return all(value in (None, neutral.get(key)) for key, value in others.items())
 
 
-def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache | None:
+def text_inputs(ids: Tensor, mask: Tensor, pictures: Tensor | None) -> dict[str, Tensor]:
+    """Return the keyword arguments with which `generate` reads prompts without pictures."""
+    return {"input_ids": ids, "attention_mask": mask.long()}
+
+
+def shared_prompt_cache(
+    model: Any,
+    ids: Tensor,
+    mask: Tensor,
+    pictures: Tensor | None = None,
+    inputs_of: Callable[[Tensor, Tensor, Tensor | None], dict[str, Tensor]] = text_inputs,
+) -> DynamicCache | None:
     """Return the keys and values of all prompt tokens but the last, computed once for equal prompts.
 
     Args:
         model: decoder-only model, in a context of `plain_generation`.
         ids: `[n, prompt_len]`, padded on the left.
         mask: `[n, prompt_len]`, True on real tokens.
+        pictures: `[n]`, see `EpisodeBatch`.
+        inputs_of: returns the keyword arguments with which `generate` reads such prompts.
 
     Returns:
         `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
@@ -345,15 +361,21 @@ def shared_prompt_cache(model: Any, ids: Tensor, mask: Tensor) -> DynamicCache |
         return None
 
     # With the mask: the id of padding may also be that of a real token. `rows`: each prompt's row in `unique`, [n].
-    unique, rows = torch.cat([ids, mask.long()], dim=1).unique(dim=0, return_inverse=True)
+    # Equal texts with different pictures are different prompts.
+    columns = [ids, mask.long()]
+    if pictures is not None:
+        columns.append(pictures[:, None])
+    unique, rows = torch.cat(columns, dim=1).unique(dim=0, return_inverse=True)
     if len(unique) == len(ids):
         return None
-    unique_ids, unique_mask = unique.chunk(2, dim=1)
+    prompt_len = ids.shape[1]
+    unique_ids = unique[:, :prompt_len]
+    unique_mask = unique[:, prompt_len : 2 * prompt_len]
+    unique_pictures = None if pictures is None else unique[:, -1]
 
     # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
     cache = model.generate(
-        input_ids=unique_ids,
-        attention_mask=unique_mask,
+        **inputs_of(unique_ids, unique_mask, unique_pictures),
         max_new_tokens=1,
         do_sample=False,
         return_dict_in_generate=True,
@@ -398,8 +420,13 @@ class TextGenerator(GenerationEngine):
             `parity.check_decoding`, with the speedup `fast_decoding`.
     """
 
+    has_decode_loop: ClassVar[bool] = True
+    """False if `DecodeLoop` cannot read the prompts."""
     has_row_states: ClassVar[bool] = False
     """True if `generate` gets logits processors with a state of each row, so that no row can be left out."""
+
+    pictures: PictureEncoder | None = None
+    """Encoder of prompts with pictures; None if the model reads texts only."""
 
     def __init__(
         self,
@@ -450,6 +477,7 @@ class TextGenerator(GenerationEngine):
         tokenizer: PreTrainedTokenizerBase | None = None,
         dtype: Literal["float32", "bfloat16"] | None = None,
         contexts: Contexts | None = None,
+        pictures: Tensor | None = None,
     ) -> EpisodeBatch:
         """Generate one response per prompt.
 
@@ -469,6 +497,7 @@ class TextGenerator(GenerationEngine):
             dtype: precision of the products of linear layers; default: that of the constructor.
             contexts: what earlier calls have read, each the beginning of the prompt in the same row; see
                 `new_contexts`. The result is the same as without them, but for rounding.
+            pictures: `[n]`, numbers of the prompts' pictures; see `EpisodeBatch`. For vision-language models only.
 
         Returns:
             The finished episodes, on the model's device.
@@ -518,6 +547,7 @@ class TextGenerator(GenerationEngine):
                     record_log_prob=record_log_prob,
                     record_entropy=record_entropy,
                     contexts=contexts,
+                    pictures=pictures,
                 ).trimmed()
         except RuntimeError as error:
             # torch's message of `multinomial` for NaN, infinite or negative probabilities.
@@ -538,6 +568,7 @@ class TextGenerator(GenerationEngine):
         record_log_prob: bool,
         record_entropy: bool,
         contexts: Contexts | None,
+        pictures: Tensor | None,
     ) -> EpisodeBatch:
         """Return the generated episodes, each cut after the response's first end token or stop string."""
         model: Any = self.model
@@ -556,6 +587,7 @@ class TextGenerator(GenerationEngine):
         # The loop records by itself. Equal prompts are computed once, unless an argument has an unknown effect on the
         # cache (beams reorder it).
         recorder = None
+        cache = None
         if self.uses_decode_loop and decodes_with_loop(arguments):
             # transformers' processor of this penalty has a state of each row, the length of its padding.
             penalises_repetition = arguments.get("repetition_penalty") not in (None, 1)
@@ -571,14 +603,16 @@ class TextGenerator(GenerationEngine):
                 recorder = LogProbRecorder(with_entropy=record_entropy)
                 processors = [*processors, recorder]
             if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
-                cache = shared_prompt_cache(model, ids, mask)
-                if cache is not None:
-                    arguments["past_key_values"] = cache
+                cache = self._shared_cache(ids, mask, pictures)
+        inputs = self._inputs(ids, mask, pictures)
+        if cache is not None:
+            # It has what the prompts' other arguments say.
+            inputs = {name: value for name, value in inputs.items() if name in _WITH_CACHE}
+            arguments["past_key_values"] = cache
 
         try:
             generated: Tensor | Decoded = model.generate(
-                input_ids=ids,
-                attention_mask=mask.long(),
+                **inputs,
                 logits_processor=LogitsProcessorList(processors),
                 synced_gpus=False,  # processes with split weights generate independently, with gathered ones
                 **arguments,
@@ -593,13 +627,23 @@ class TextGenerator(GenerationEngine):
             response_mask, terminated = _until_stop_string(
                 response_ids, response_mask, terminated, stops=stops, prompts=prompts
             )
-        episodes = EpisodeBatch(ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side)
+        episodes = EpisodeBatch(
+            ids, mask, response_ids, response_mask, terminated, prompt_side=self.prompt_side, pictures=pictures
+        )
 
         # The loop returns log-probs in any case, and they are checked in any case.
         if isinstance(generated, Decoded):
             recorded = generated.recorded(episodes)
             return recorded if record_log_prob else episodes
         return episodes if recorder is None else recorder.recorded(episodes)
+
+    def _inputs(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> dict[str, Tensor]:
+        """Return the keyword arguments with which `generate` reads prompts `[n, prompt_len]`."""
+        return text_inputs(ids, mask, pictures)
+
+    def _shared_cache(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> DynamicCache | None:
+        """Return what `shared_prompt_cache` returns for prompts `[n, prompt_len]`."""
+        return shared_prompt_cache(self.model, ids, mask, pictures, self._inputs)
 
     def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:
         """Compute with this precision within the block; default: that of the constructor."""

@@ -30,8 +30,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
     PretrainedConfig,
@@ -55,6 +58,7 @@ from rl4lms_like.policies.lora import (
 )
 from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
+from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
 
 VALUE_HEAD = "value_head.safetensors"
@@ -92,13 +96,22 @@ def load_tokenizer(
 
     # How it was loaded, which transformers would save with it: the model may be loaded elsewhere.
     tokenizer.init_kwargs.pop("local_files_only", None)
+    if pad_token_as_eos_token:
+        set_pad_token(tokenizer, model_name)
+    return tokenizer
 
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase, model_name: str) -> None:
+    """Set a missing pad token to the end-of-text token.
+
+    Raises:
+        ModelError: the tokenizer has neither.
+    """
     # GPT-2 and Llama, for instance, have no pad token. Masks never depend on it, so any token will do.
-    if tokenizer.pad_token is None and pad_token_as_eos_token:
+    if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ModelError(f"the tokenizer of {model_name!r} has neither a pad token nor an end-of-text token")
         tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def load_model(
@@ -278,8 +291,23 @@ def load_model_config(
 
 
 def auto_class_of(config: PretrainedConfig) -> Any:
-    """Return the transformers class that loads a language model of this family."""
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    """Return the transformers class that loads a language model of this family, as a model of texts if there is one."""
+    if config.is_encoder_decoder:
+        return AutoModelForSeq2SeqLM
+    return AutoModelForImageTextToText if reads_images_only(config) else AutoModelForCausalLM
+
+
+def reads_images_only(config: PretrainedConfig) -> bool:
+    """Return whether a family is loaded as a vision-language model only, and not as one of texts."""
+    is_vision = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return is_vision and type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
+def is_loaded_by(config: PretrainedConfig, auto_class: Any) -> bool:
+    """Return whether a transformers class loads the models of a family."""
+    if auto_class is AutoModelForImageTextToText:
+        return not config.is_encoder_decoder and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    return auto_class_of(config) is auto_class
 
 
 def dropout_rates(config: PretrainedConfig) -> dict[str, float]:
@@ -352,6 +380,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
 
     # Frozen before it is copied: copies share frozen weights, so that with adapters there is one base in memory.
     policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    train_vision = arguments.trained_vision
+    freeze_vision(policy, train_vision)
     if arguments.peft is not None:
         policy.requires_grad_(False)
 
@@ -359,7 +389,9 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         """Return a network from another checkpoint, or a copy of the policy."""
         if model_name in (None, arguments.model_name):
             return copy_sharing_frozen(policy)
-        return _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+        other = _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+        freeze_vision(other, train_vision)
+        return other
 
     # A critic without an output layer in its checkpoint is complete: that layer is removed below.
     critic = None
@@ -377,7 +409,7 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
     if arguments.peft is not None:
         refuse_unknown_layers(trained, arguments.peft)
         for model in trained:
-            add_lora(model, arguments.peft, dropout=arguments.dropout)
+            add_lora(model, within_scope(model, arguments.peft, train_vision), dropout=arguments.dropout)
         if not arguments.merge_on_save:
             require_stackable(policy)
     if arguments.gradient_checkpointing:

@@ -111,7 +111,7 @@ def parity_gap(
     # `logits` are those before all processing by `generate`, also where the pad token is forced.
     raw = torch.stack(output.logits, dim=1).float().log_softmax(dim=-1)  # [n, response_len, vocab]
     sampled = raw.gather(2, response_ids[:, :, None]).squeeze(2)
-    return float((_log_probs(reader, episodes) - sampled).abs().max())
+    return float((log_probs_of(reader, episodes) - sampled).abs().max())
 
 
 @torch.no_grad()
@@ -122,24 +122,30 @@ def padding_gap(reader: EpisodeReader, episodes: EpisodeBatch) -> float:
         reader: reader of a model in evaluation mode, after `probe_head`.
         episodes: episodes padded to the width of the longest.
     """
-    together = _log_probs(reader, episodes)  # [n, response_len]
+    together = log_probs_of(reader, episodes)  # [n, response_len]
     prompt_len = episodes.prompt_ids.shape[1]
     response_len = episodes.response_ids.shape[1]
 
     # More padding than real tokens.
-    wider = _log_probs(reader, episodes.widened(2 * prompt_len + 1, 2 * response_len + 1))
+    wider = log_probs_of(reader, episodes.widened(2 * prompt_len + 1, 2 * response_len + 1))
     gaps = [(wider[:, :response_len] - together).abs().max()]
 
     # No padding at all. Each episode twice, since a batch of one would be compiled separately.
     for row in range(episodes.n_episodes):
         twice = torch.tensor([row, row], device=together.device)
-        alone = _log_probs(reader, episodes.select(twice))
+        alone = log_probs_of(reader, episodes.select(twice))
         gaps.append((alone - together[twice, : alone.shape[1]]).abs().max())
     return float(torch.stack(gaps).max())
 
 
 def check_parity(
-    reader: EpisodeReader, name: str, *, in_bfloat16: bool = False, never_written: Collection[int] = ()
+    reader: EpisodeReader,
+    name: str,
+    *,
+    in_bfloat16: bool = False,
+    never_written: Collection[int] = (),
+    probe: EpisodeBatch | None = None,
+    generated_gap: Callable[..., float] | None = None,
 ) -> float:
     """Check `parity_gap` and `padding_gap` on two short random prompts, on the model's device.
 
@@ -151,6 +157,8 @@ def check_parity(
         name: name of the model in messages.
         in_bfloat16: check under bfloat16 autocast.
         never_written: tokens that cannot occur in responses; if the pad token is among them, it is not checked.
+        probe: episodes for `padding_gap`; default: two with short random prompts.
+        generated_gap: called with `with_pad` in place of `parity_gap` on the probe's prompts.
 
     Returns:
         The larger gap, in nats.
@@ -161,24 +169,23 @@ def check_parity(
     """
     model = reader.model
     pad = pad_token_id(model.config)
-    probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
+    if probe is None:
+        probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side).to(model.device)
+    if generated_gap is None:
+        prompts = (probe.prompt_ids, probe.prompt_mask)
+        generated_gap = partial(parity_gap, reader, *prompts, max_new_tokens=RESPONSE_LENGTH)
     tolerance = TOLERANCE_BFLOAT16 if in_bfloat16 else TOLERANCE
-
-    def gap_to_generate(*, with_pad: bool) -> float:
-        return parity_gap(
-            reader, probe.prompt_ids, probe.prompt_mask, max_new_tokens=RESPONSE_LENGTH, with_pad=with_pad
-        )
 
     with torch.autocast(model.device.type, dtype=torch.bfloat16, enabled=in_bfloat16):
         # First of all: with NaN every comparison below would fail too, and blame something else.
         with torch.no_grad():
-            require_finite(model, name, _log_probs(reader, probe))
+            require_finite(model, name, log_probs_of(reader, probe))
 
         # `not <=` in all comparisons: a gap that is NaN is an error too. If only responses with a pad token fail, the
         # model can be trained without it.
         with_pad = pad not in never_written
-        generated = gap_to_generate(with_pad=with_pad)
-        if with_pad and not generated <= tolerance and gap_to_generate(with_pad=False) <= tolerance:
+        generated = generated_gap(with_pad=with_pad)
+        if with_pad and not generated <= tolerance and generated_gap(with_pad=False) <= tolerance:
             raise ParityError(
                 f"{type(model).__name__} ({name!r}): after a pad token inside a response, teacher-forced log-probs "
                 f"differ from those of its own generate() by {generated:.3g} nats: the model treats it as padding. "
@@ -204,7 +211,14 @@ def check_parity(
     return max(generated, padding)
 
 
-def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in_bfloat16: bool = False) -> bool:
+def check_sharing(
+    reader: EpisodeReader,
+    name: str,
+    *,
+    has_head: bool = True,
+    in_bfloat16: bool = False,
+    gap: Callable[..., float] | None = None,
+) -> bool:
     """Return whether a prompt may be computed once for all of its responses; log the reason if it may not.
 
     It may not for models whose state after a prompt is more than keys and values (recurrent layers, convolutions), and
@@ -215,12 +229,14 @@ def check_sharing(reader: EpisodeReader, name: str, *, has_head: bool = True, in
         name: name of the model in messages.
         has_head: False for a critic, which has no output layer.
         in_bfloat16: check under bfloat16 autocast.
+        gap: called in place of `sharing_gap`, with its arguments.
     """
     model = reader.model
     if longest_independent_of_batch(model.config) is not None:
         reason = "its positions depend on the longest text of a batch"  # and a prompt alone is shorter
     else:
-        reason = _difference(model, partial(sharing_gap, reader, has_head=has_head), in_bfloat16=in_bfloat16)
+        compare = partial(gap or sharing_gap, reader, has_head=has_head)
+        reason = _difference(model, compare, in_bfloat16=in_bfloat16)
         if not reason:
             return True
 
@@ -282,7 +298,7 @@ def decoding_gap(reader: EpisodeReader) -> float:
     """
     # Padded prompts of unequal length, two of them equal. Their first responses end after 3, 1 and 4 tokens.
     model: Any = reader.model
-    plain_reader = type(reader)(model)
+    plain_reader = reader.fresh()
     probe = probe_episodes(int(model.config.get_text_config().vocab_size), "left").select(torch.tensor([0, 1, 0]))
     texts = real_ids(probe.prompt_ids, probe.prompt_mask)
     lengths = torch.tensor([3, 1, RESPONSE_LENGTH], device=model.device)
@@ -305,7 +321,7 @@ def decoding_gap(reader: EpisodeReader) -> float:
             )
         is_action = torch.arange(RESPONSE_LENGTH, device=model.device) < lengths[:, None]
         episodes = EpisodeBatch(ids, mask, decoded.response_ids, is_action, is_action[:, 0])
-        gaps.append((_log_probs(plain_reader, episodes) - decoded.log_prob)[is_action].abs().max())
+        gaps.append((log_probs_of(plain_reader, episodes) - decoded.log_prob)[is_action].abs().max())
         responses = real_ids(decoded.response_ids, is_action)
         texts = [[*text, *response, 0] for text, response in zip(texts, responses, strict=True)]
     return float(torch.stack(gaps).max())
@@ -341,24 +357,34 @@ def sharing_gap(reader: EpisodeReader, *, has_head: bool = True) -> float:
     responses = (probe.response_ids + torch.arange(len(rows))[:, None]) % vocab_size
     probe = replace(probe, response_ids=responses, prompt_rows=rows).to(reader.model.device)
 
+    gap, log_probs = shared_scoring_gap(reader, probe, has_head=has_head)
+
+    # `generate` shares prompts of decoder-only models. Its first token is that of each response's first action.
+    if log_probs is not None and not reader.is_encoder_decoder:
+        gap = max(gap, _generation_gap(reader.model, probe, log_probs[::RESPONSE_LENGTH]))
+    return gap
+
+
+def shared_scoring_gap(reader: EpisodeReader, probe: EpisodeBatch, *, has_head: bool) -> tuple[float, Tensor | None]:
+    """Return the difference of a reader's outputs for episodes with shared and with separate prompts.
+
+    Returns:
+        The gap, see `sharing_gap`; and the log-probs of all tokens with separate prompts `[n_tokens, vocab]`, or None
+        without an output layer.
+    """
     # New readers, which compile nothing: the given one may be compiled.
-    separate = type(reader)(reader.model)
-    shared = type(reader)(reader.model)
+    separate = reader.fresh()
+    shared = reader.fresh()
     shared.shares_prompts = True
 
     states = separate.states(probe).float()  # [n_tokens, d]
     gap = float((shared.states(probe) - states).abs().max() / states.abs().max())
     if not has_head:
-        return gap
+        return gap, None
 
     log_probs = separate.logits(probe).log_softmax(dim=-1)  # [n_tokens, vocab]
     log_probs_shared = shared.logits(probe).log_softmax(dim=-1)
-    gap = max(gap, float((log_probs_shared - log_probs).abs().max()))
-
-    # `generate` shares prompts of decoder-only models. Its first token is that of each response's first action.
-    if not reader.is_encoder_decoder:
-        gap = max(gap, _generation_gap(reader.model, probe, log_probs[::RESPONSE_LENGTH]))
-    return gap
+    return max(gap, float((log_probs_shared - log_probs).abs().max())), log_probs
 
 
 def _generation_gap(model: Any, probe: EpisodeBatch, log_probs: Tensor) -> float:
@@ -466,6 +492,6 @@ def longest_independent_of_batch(config: PretrainedConfig) -> int | None:
     return min(limits, default=None)
 
 
-def _log_probs(reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
+def log_probs_of(reader: EpisodeReader, episodes: EpisodeBatch) -> Tensor:
     """Return the teacher-forced log-probs of all actions `[n, response_len]`."""
     return episodes.pad(reader.scores(episodes, logits_budget=sys.maxsize).log_prob)

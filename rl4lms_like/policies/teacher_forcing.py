@@ -153,6 +153,19 @@ class EpisodeReader(ABC):
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
         """Return the logits `[n, vocab]` of the token after an environment's observation."""
 
+    def fresh(self) -> EpisodeReader:
+        """Return a new reader of the same model, which compiles nothing and computes each prompt separately."""
+        return type(self)(self.model)
+
+    def scored_logits(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the logits of the distributions that are scored `[n_tokens, vocab]`: the model's own."""
+        return self.logits(episodes)
+
+    def head(self) -> Head:
+        """Return the output layer of the distributions that are scored, if `probe_head` has found a linear one."""
+        assert self.head_scale is not None
+        return current_head(self.model, self.head_scale)
+
     @torch.no_grad()
     def probe_head(self, probe: EpisodeBatch) -> None:
         """Set `head_scale`: test on some episodes if a linear head reproduces the model's logits."""
@@ -171,7 +184,7 @@ class EpisodeReader(ABC):
 
         # No linear head: the model's forward computes the logits of all actions, [n_tokens, vocab], at once.
         if self.head_scale is None:
-            logits = self.logits(episodes)
+            logits = self.scored_logits(episodes)
             if allowed is not None:
                 return ActionScores(*masked_scores_of_logits(logits, actions, allowed), states=None)
             log_prob, entropy = scores_of_logits(logits, actions)
@@ -179,7 +192,7 @@ class EpisodeReader(ABC):
 
         # With one, from the hidden states [n_tokens, d], and only as many logits at a time as the budget allows.
         states = self.states(episodes)
-        head = current_head(self.model, self.head_scale)
+        head = self.head()
         if allowed is not None:
             scores = masked_token_scores(states, head, actions, allowed, logits_budget=logits_budget)
             return ActionScores(*scores, states=states)
@@ -198,18 +211,18 @@ class EpisodeReader(ABC):
 
         # The head after the pass, which gathers split weights.
         states = self.states(episodes)
-        head = current_head(self.model, self.head_scale)
+        head = self.head()
         return token_log_probs(states, head, episodes.actions, logits_budget=logits_budget)
 
     def action_logits(self, episodes: EpisodeBatch) -> Tensor:
         """Return the logits `[n_tokens, vocab]` that `scores` uses, float32, twice differentiable."""
         if self.head_scale is None:
-            logits = self.logits(episodes)
+            logits = self.scored_logits(episodes)
         else:
             # The product with the head in float32, as in `scores`.
             states = self.states(episodes)
             with torch.autocast(states.device.type, enabled=False):
-                logits = current_head(self.model, self.head_scale).logits(states)
+                logits = self.head().logits(states)
         return logits if episodes.allowed is None else masked_logits(logits, episodes.allowed)
 
     def distributions(self, episodes: EpisodeBatch, states: Tensor | None = None) -> Distributions:
@@ -220,10 +233,10 @@ class EpisodeReader(ABC):
             states: their hidden states, if they have been computed.
         """
         if self.head_scale is None:
-            return Distributions(self.logits(episodes), None)
+            return Distributions(self.scored_logits(episodes), None)
         if states is None:
             states = self.states(episodes)
-        return Distributions(states, current_head(self.model, self.head_scale))
+        return Distributions(states, self.head())
 
     def _shared_prompts(self, episodes: EpisodeBatch) -> tuple[Tensor, Tensor] | None:
         """Return `EpisodeBatch.shared_prompts`, or None if each episode's prompt is computed separately."""
@@ -331,9 +344,7 @@ class CausalReader(EpisodeReader):
         self, episodes: EpisodeBatch, forward: Callable[[dict[str, Any], int, Tensor], Tensor], *, drop_last: bool
     ) -> Tensor:
         """Return the outputs of a forward pass from the prompt's last position on `[n, response_len (+ 1), ...]`."""
-        inputs = self._inputs(episodes, drop_last=drop_last)
-        prompt_len = episodes.prompt_ids.shape[1]
-        n_response = inputs["input_ids"].shape[1] - prompt_len  # response_len, or one less with `drop_last`
+        n_response = episodes.response_ids.shape[1] - int(drop_last)
 
         # In the balancing loss of a mixture of experts, a token counts if another token of its episode follows.
         columns = torch.arange(n_response, device=episodes.response_mask.device)
@@ -342,6 +353,7 @@ class CausalReader(EpisodeReader):
         shared = self._shared_prompts(episodes)
         if shared is None:
             # One pass over prompt and response. Position -1 - n_response is the prompt's last.
+            inputs = self._inputs(episodes, drop_last=drop_last)
             weights = torch.cat([episodes.prompt_mask, is_followed], dim=1)
             outputs = forward({**inputs, "use_cache": False}, n_response + 1, weights)
         else:
@@ -349,16 +361,14 @@ class CausalReader(EpisodeReader):
             firsts, rows = shared  # one episode of each prompt [u]; the prompt of each episode [n]
             cache = PromptCache()
             cached = {"past_key_values": cache, "use_cache": True}
-            prompts = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
+            prompts, responses = self._inputs_of_parts(episodes, firsts, rows, drop_last=drop_last)
             n_responses = rows.new_zeros(len(firsts)).index_add(0, rows, torch.ones_like(rows))  # [u]
             weights = episodes.prompt_mask[firsts] * n_responses[:, None]
             outputs = forward(prompts | cached, 1, weights).index_select(0, rows)
 
-            # Second pass: the responses, which attend to the cache. Their mask covers the prompt's columns too.
+            # Second pass: the responses, which attend to the cache.
             if n_response > 0:
                 cache.rows = rows
-                responses = {name: matrix[:, prompt_len:] for name, matrix in inputs.items()}
-                responses["attention_mask"] = inputs["attention_mask"]
                 of_responses = forward(responses | cached, n_response, is_followed)
                 outputs = torch.cat([outputs, of_responses], dim=1)
 
@@ -382,6 +392,19 @@ class CausalReader(EpisodeReader):
         if self._takes_positions:
             inputs["position_ids"] = (real.long().cumsum(dim=1) - 1).clamp_min(0)
         return inputs
+
+    def _inputs_of_parts(
+        self, episodes: EpisodeBatch, firsts: Tensor, rows: Tensor, *, drop_last: bool
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the model's inputs for the prompts of `firsts` `[u]`, and for the responses `[n]` that follow them."""
+        inputs = self._inputs(episodes, drop_last=drop_last)
+        prompt_len = episodes.prompt_ids.shape[1]
+        prompts = {name: matrix[firsts, :prompt_len] for name, matrix in inputs.items()}
+
+        # A response's mask covers the columns of its prompt too.
+        responses = {name: matrix[:, prompt_len:] for name, matrix in inputs.items()}
+        responses["attention_mask"] = inputs["attention_mask"]
+        return prompts, responses
 
     def next_token_logits(self, observation: dict[str, Tensor]) -> Tensor:
         mask = observation["input_attention_mask_pt"].bool()

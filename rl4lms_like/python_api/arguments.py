@@ -97,7 +97,9 @@ def config_of(
         entries = {"data": data, "eval_data": eval_data}
         misplaced = {"prompts": prompts, "reward": reward, "eval_prompts": eval_prompts}
     issues += _misplaced(id, misplaced, is_rl=is_rl)
-    columns = {name: settings.get(name) for name in ("prompt_column", "reference_column", "label_column")}
+    columns = {
+        name: settings.get(name) for name in ("prompt_column", "reference_column", "label_column", "image_column")
+    }
     argument = "prompts" if is_rl else "data"
 
     # A dialogue needs neither data nor a reward: its first texts and its rewards may be those of the environment.

@@ -1,6 +1,7 @@
 """Cache for what is given to a run in Python: rows and loaded models, by digests of their content.
 
     rows          rows-<digest>.jsonl
+    an image      images/<number of its pixels or bytes>.png
     a model       GPT2LMHeadModel-<digest>/         with its tokenizer
     a tokenizer   GPT2Tokenizer-<digest>/
 
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.small_models.embedded import cache_folder, digest_of_tokenizer, make_atomically
 from rl4lms_like.system.disk import reason
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
@@ -55,15 +57,40 @@ def cached_rows(rows: Sequence[Mapping[str, Any]], argument: str) -> Path:
     content = "".join(lines).encode()
 
     file = cache_folder(CONTENT) / f"rows-{hashlib.sha256(content).hexdigest()[:N_DIGITS]}.jsonl"
+    if not file.is_file():
+        _write_to_cache(file, content)
+    return file
+
+
+def _write_to_cache(file: Path, content: bytes) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file():
-            # Renamed when it is complete: another process may read it at the same time.
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as temporary:
-                temporary.write(content)
-            os.replace(temporary.name, file)
+        # Renamed when it is complete: another process may read it at the same time.
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}-", delete=False) as temporary:
+            temporary.write(content)
+        os.replace(temporary.name, file)
     except OSError as error:
-        raise RL4LMsLikeError(f"cannot write {argument} to the cache {file.parent}: {reason(error)}") from error
+        raise RL4LMsLikeError(f"cannot write {file.name} to the cache {file.parent}: {reason(error)}") from error
+
+
+def cached_image(picture: Picture) -> Path:
+    """Return a file with a picture, which is written unless the cache has it; the file of a picture that has one.
+
+    Raises:
+        DataPoolError: the picture cannot be read.
+        RL4LMsLikeError: the cache cannot be written.
+    """
+    if picture.path is not None:
+        return picture.path.absolute()
+
+    # Pixels are compressed. What is written depends on the version of pillow, so an existing file is kept: the number
+    # of a run's pictures is that of the file.
+    file = cache_folder(CONTENT) / "images" / f"{picture.number:016x}.png"
+    if not file.is_file():
+        content = picture.read()
+        if content.startswith(b"P6"):
+            content = picture.png()
+        _write_to_cache(file, content)
     return file
 
 

@@ -8,6 +8,7 @@ and without a critic there is no KL penalty.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -97,6 +98,16 @@ def _dialogue_length(network: PretrainedConfig | None) -> int:
     return min(longest, positions // 2) if isinstance(positions, int) else longest
 
 
+def _reads_images(network: PretrainedConfig, blocks: Mapping[str, Any]) -> bool:
+    """Return whether a model gets prompts with images: if there are any, or if it is no model of texts alone."""
+    if getattr(network, "vision_config", None) is None or network.is_encoder_decoder:
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    has_images = at(blocks, "datapool.args.image_column") is not None or at(blocks, "datapool.id") == "shapes"
+    return has_images or network.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
 def _add_rl_defaults(
     blocks: dict[str, Any], algorithm: str, model: str, network: PretrainedConfig | None, *, is_seq2seq: bool
 ) -> None:
@@ -113,6 +124,8 @@ def _add_rl_defaults(
 
     is_dialogue = at(blocks, "env.dialogue") is not None
     family = "seq2seq_lm" if is_seq2seq else "causal_lm"
+    if network is not None and _reads_images(network, blocks):
+        family = "vision_lm"
     prefix = "maskable_" if algorithm == "nlpo" else ""
     put_default(blocks, "alg.policy.id", f"{prefix}{family}_actor_critic_policy")
     put_default(blocks, "alg.policy.args.model_name", model)

@@ -20,14 +20,16 @@ from typing import Any
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.config.binding import RunKind
+from rl4lms_like.core.pictures import Picture, is_pil_image
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.formats import COMPLETION, MESSAGES, recognised
+from rl4lms_like.data_pools.hf_dataset import as_stored
 from rl4lms_like.data_pools.splits import SPLITS
 from rl4lms_like.data_pools.tables import READERS, file_ending, first_row
 from rl4lms_like.python_api.argument_names import SOURCE
-from rl4lms_like.python_api.cached import cached_model, cached_rows, cached_tokenizer
+from rl4lms_like.python_api.cached import cached_image, cached_model, cached_rows, cached_tokenizer
 from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
@@ -167,18 +169,64 @@ def data_block(
     # empty, which a config has to say.
     files: dict[str, str | None] = dict.fromkeys(SPLITS)
     first: Mapping[str, Any] = {}
+    images: dict[str, None] = {}
     for split in sorted(data_by_split, key=SPLITS.index):  # `train` first: its columns are those of all splits
         where = f"eval_{argument}" if split == "val" and eval_data is not None else argument
         file, rows = _file_and_rows(data_by_split[split], where)
         first = first or rows[0]
         _check_columns(rows, where, set(first))
-        files[split] = str(cached_rows(rows, where) if file is None else file)
+        if file is None:
+            image_columns = _image_columns(rows, columns.get("image_column"))
+            images |= dict.fromkeys(image_columns)
+            file = cached_rows(_with_image_files(rows, image_columns, where), where)
+        files[split] = str(file)
 
-    names = dict.fromkeys(first)
+    names = dict.fromkeys(name for name in first if name not in images)
+    args: dict[str, Any] = {"data_files": files}
+    if images and columns.get("image_column") is None:
+        args["image_column"] = list(images)
     if is_preference:
-        return {"id": "preferences", "args": {"data_files": files} | _preference_columns(names, columns)}
+        return {"id": "preferences", "args": args | _preference_columns(names, columns)}
     arguments = _prompt_columns(first, list(names), argument, columns, is_rl=is_rl)
-    return {"id": _pool_of(files, argument), "args": {"data_files": files} | arguments}
+    return {"id": _pool_of(files, argument), "args": args | arguments}
+
+
+def _image_columns(rows: Sequence[Mapping[str, Any]], chosen: str | Sequence[str] | None) -> list[str]:
+    """Return the chosen columns with images; by default those that have images of PIL, `datasets` or this library."""
+    if chosen is not None:
+        return [chosen] if isinstance(chosen, str) else list(chosen)
+    return [name for name in rows[0] if any(map(_has_image, (row[name] for row in rows)))]
+
+
+def _has_image(cell: Any) -> bool:
+    if isinstance(cell, list | tuple):
+        return any(map(_has_image, cell))
+    is_stored = isinstance(cell, Mapping) and set(cell) == {"bytes", "path"}  # as `datasets` stores images
+    return is_stored or isinstance(cell, Picture) or is_pil_image(cell)
+
+
+def _with_image_files(
+    rows: Sequence[Mapping[str, Any]], image_columns: Sequence[str], argument: str
+) -> Sequence[Mapping[str, Any]]:
+    """Return rows with the absolute paths of image files in place of their images, which are written to the cache.
+
+    Raises:
+        ConfigError: a cell is no image.
+    """
+    if not image_columns:
+        return rows
+    with_files = []
+    for index, row in enumerate(rows):
+        paths: dict[str, list[str]] = {}
+        for name in image_columns:
+            cell = row.get(name)
+            entries = cell if isinstance(cell, list | tuple) else [cell]
+            try:
+                paths[name] = [str(cached_image(Picture.of(entry))) for entry in entries if entry is not None]
+            except DataPoolError as error:
+                raise argument_error(argument, f"column {name!r} of entry {index}: {error}") from error
+        with_files.append({**row, **paths})
+    return with_files
 
 
 def _is_file(data: Any) -> bool:
@@ -268,6 +316,8 @@ def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
     """Return the rows of data as dictionaries of columns."""
     if isinstance(data, TextGenPool):
         return _rows_of_pool(data, argument)
+    if hasattr(data, "features") and hasattr(data, "with_format"):  # a `datasets.Dataset`
+        data = as_stored(data)
 
     # A DataFrame iterates over the names of its columns, and has NaN in place of what is missing.
     if hasattr(data, "columns") and hasattr(data, "to_dict"):
@@ -276,12 +326,14 @@ def _rows(data: Any, argument: str) -> list[dict[str, Any]]:
     if isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable):
         raise argument_error(argument, f"expected a list of entries, each {ENTRY}; got {excerpt(data)}")
 
+    data = list(data)
+    has_images = any(isinstance(entry, Sample) and entry.images for entry in data)
     rows = []
     for index, entry in enumerate(data):
         if isinstance(entry, str) or is_conversation(entry):
             rows.append({PROMPT: entry if isinstance(entry, str) else list(entry)})
         elif isinstance(entry, Sample):
-            rows.append(_row_of_sample(entry))
+            rows.append(_row_of_sample(entry, has_images=has_images))
         elif isinstance(entry, Mapping) and entry and all(isinstance(name, str) for name in entry):
             rows.append(dict(entry))
         else:
@@ -297,17 +349,20 @@ def is_conversation(value: Any) -> bool:
 
 
 def _rows_of_pool(pool: TextGenPool, argument: str) -> list[dict[str, Any]]:
+    has_images = any(sample.images for sample in pool.samples)
     rows = []
     for sample, weight in pool:
         if weight != 1:
             message = "its samples have weights, which rows have not: give the import path of the data pool"
             raise argument_error(argument, message)
-        rows.append(_row_of_sample(sample))
+        rows.append(_row_of_sample(sample, has_images=has_images))
     return rows
 
 
-def _row_of_sample(sample: Sample) -> dict[str, Any]:
+def _row_of_sample(sample: Sample, *, has_images: bool) -> dict[str, Any]:
     row: dict[str, Any] = {PROMPT: sample.messages or sample.prompt_or_input_text}
+    if has_images:
+        row["images"] = list(sample.images)
     if isinstance(sample, Preference):
         return row | {"chosen": sample.chosen, "rejected": sample.rejected, "margin": sample.margin}
     return row | {"references": list(sample.references)} | (sample.meta_data or {})

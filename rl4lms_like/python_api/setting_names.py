@@ -30,7 +30,7 @@ from rl4lms_like.config.run_config import (
 from rl4lms_like.data_pools.files import Columns
 from rl4lms_like.data_pools.preferences import PreferenceColumns
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments
+from rl4lms_like.policies.arguments import GENERATION_TYPES, MaskablePolicyArguments, VisionPolicyArguments
 from rl4lms_like.python_api.names_elsewhere import equivalent
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, MissingExtraError
@@ -123,7 +123,7 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
             "alg": _arguments(AlgorithmConfig),
             "alg.args": _of_algorithm(ALGORITHMS, algorithm),
             "alg.kl_div": _arguments(KLConfig),
-            "alg.policy.args": _arguments(MaskablePolicyArguments),
+            "alg.policy.args": _of_policies(),
             GENERATION: generation,
             "train_evaluation": _arguments(TrainEvaluationConfig),
         }
@@ -137,6 +137,14 @@ def blocks_of(kind: RunKind, algorithm: str) -> dict[str, Sequence[Argument]]:
         "alg.generation_kwargs": generation,
         "train_evaluation": _arguments(SupervisedEvaluationConfig),
     }
+
+
+def _of_policies() -> list[Argument]:
+    """Return the arguments of all policies, each once."""
+    arguments: dict[str, Argument] = {}
+    for policy in (MaskablePolicyArguments, VisionPolicyArguments):
+        arguments |= {argument.name: argument for argument in _arguments(policy)}
+    return list(arguments.values())
 
 
 def training_arguments() -> list[Argument]:

@@ -97,7 +97,7 @@ class BatchedRewardFunction(ABC):
 
 
 class GeneratedReward(BatchedRewardFunction):
-    """Terminal reward that reads more of a finished response than its text: messages of the prompt, token ids."""
+    """Terminal reward that reads more of a finished response than its text: messages and pictures, token ids."""
 
     terminal = True
 

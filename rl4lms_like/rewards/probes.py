@@ -40,7 +40,7 @@ class Probes:
 
     def __init__(self, samples: Sequence[Sample], layout: TextLayout) -> None:
         # Of samples with one prompt the first one is used: from the back, it is written last.
-        by_prompt = {sample.prompt_or_input_text: sample for sample in reversed(samples)}
+        by_prompt = {sample.identity: sample for sample in reversed(samples)}
         self.samples = list(reversed(by_prompt.values()))[:N_SAMPLES]
 
         texts: list[tuple[str, Sample, str]] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from rl4lms_like.core.generated import Generated, of_texts
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.rewards.base import BatchedRewardFunction, GeneratedReward, RewardFunction, RewardPart, inner_rewards
+from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction, RewardPart, inner_rewards
 from rl4lms_like.rewards.combine import CombinedReward
 from rl4lms_like.rewards.text import TextReward
 from rl4lms_like.scoring.python_function import (
@@ -34,7 +34,7 @@ _TOKEN_FORM = "(prev_observation, action, current_observation, done, meta_info)"
 
 
 @dataclass(eq=False, repr=False)  # `kwargs` may contain secrets
-class PythonReward(FunctionScore, TextReward, GeneratedReward):
+class PythonReward(FunctionScore, TextReward):
     """Return value of a Python function, which gets what the names of its parameters say.
 
     With `responses` it gets all texts of a batch as lists, with `response` one text per call, and with `completions`
@@ -50,7 +50,7 @@ class PythonReward(FunctionScore, TextReward, GeneratedReward):
 
     def scores(self, texts: Texts) -> Sequence[float]:
         """Return the results of the function."""
-        return self.scores_of(of_texts(texts.prompts, texts.responses, texts.references, texts.metas))
+        return self.scores_of(of_texts(*texts))
 
     def scores_of(self, generated: Sequence[Generated]) -> Sequence[float]:
         """Return the results of the function, which may read messages and token ids, too."""

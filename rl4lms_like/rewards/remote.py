@@ -3,6 +3,8 @@
     POST url   {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
     200        {"rewards": [n]}
 
+If the prompts have images, a request also has `"images": [n][]`, PNG files as `data:` URLs.
+
 `system.http_client` describes retries, errors and headers with secrets.
 """
 
@@ -27,7 +29,7 @@ _LARGEST = sys.float_info.max
 
 @dataclass(eq=False, repr=False)
 class HttpReward(HttpClient, TextReward):
-    """Rewards of finished responses from a server: `POST {prompts, responses, references, meta_infos}`.
+    """Rewards of finished responses from a server: `POST {prompts, responses, references, meta_infos, images}`.
 
     The server answers `{"rewards": [one number per response]}`. Requests may be repeated, so scoring must have no side
     effects.
@@ -55,6 +57,8 @@ class HttpReward(HttpClient, TextReward):
                 "references": texts.references[start:end],
                 "meta_infos": texts.metas[start:end],
             }
+            if texts.images is not None:
+                batch["images"] = [[picture.png_url() for picture in images] for images in texts.images[start:end]]
             requests.append(partial(self._rewards, batch))
 
         # The requests are sent at the same time, and their answers come in the order of the texts.

@@ -1,6 +1,7 @@
 """HTTP server of a reward, which several processes share by the reward `http` (`rl4lms-like serve-reward`).
 
     POST /    {"prompts": [n], "responses": [n], "references": [n][], "meta_infos": [n]}
+              "images": [n][], if the prompts have some: `data:` URLs of image files
     200       {"rewards": [n]}
     4xx, 5xx  {"error": message}        400: the request is wrong; 500: the reward failed; 503: the server stops
 
@@ -21,8 +22,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeAlias
 
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.scoring.score import Texts
-from rl4lms_like.system.errors import RL4LMsLikeError
+from rl4lms_like.system.errors import DataPoolError, RL4LMsLikeError
 from rl4lms_like.system.wording import raised
 
 LARGEST_BODY = 2**26
@@ -94,12 +96,15 @@ class ScoringQueue:
 
     def _answer(self, requests: Sequence[_Request]) -> None:
         """Score some requests in one call, and after a failure one by one: only the cause of it shall fail."""
-        together = Texts([], [], [], [])
+        has_images = any(request.texts.images is not None for request in requests)
+        together = Texts([], [], [], [], [] if has_images else None)
         for request in requests:
             together.prompts.extend(request.texts.prompts)
             together.responses.extend(request.texts.responses)
             together.references.extend(request.texts.references)
             together.metas.extend(request.texts.metas)
+            if together.images is not None:
+                together.images.extend(request.texts.images or [()] * len(request.texts.responses))
         try:
             scores = [float(score) for score in self._score(together)]
         except Exception as error:
@@ -236,7 +241,23 @@ def texts_of_request(body: bytes) -> Texts:
             raise ValueError(f"{name}: expected a list of {expected}")
         if len(values) != n_texts:
             raise ValueError(f"{name}: has {len(values)} entries for {n_texts} responses")
-    return Texts(columns["prompts"], columns["responses"], columns["references"], columns["meta_infos"])
+    images = None if content.get("images") is None else _images_of_request(content["images"], n_texts)
+    return Texts(columns["prompts"], columns["responses"], columns["references"], columns["meta_infos"], images)
+
+
+def _images_of_request(images: Any, n_texts: int) -> list[tuple[Picture, ...]]:
+    if not isinstance(images, list) or len(images) != n_texts or not all(isinstance(urls, list) for urls in images):
+        raise ValueError(f"images: expected a list of {n_texts} lists of `data:` URLs")
+    pictures = []
+    for urls in images:
+        # Not a path: a request must not make the server read its own files.
+        if not all(isinstance(url, str) and url.startswith("data:") for url in urls):
+            raise ValueError("images: expected lists of `data:` URLs")
+        try:
+            pictures.append(tuple(Picture.of(url) for url in urls))
+        except DataPoolError as error:
+            raise ValueError(f"images: {error}") from error
+    return pictures
 
 
 def _is_list_of_texts(value: Any) -> bool:

@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import Observation
-from rl4lms_like.rewards.base import BatchedRewardFunction, RewardFunction
+from rl4lms_like.rewards.base import GeneratedReward, RewardFunction
 from rl4lms_like.rewards.call import as_list
 from rl4lms_like.scoring.score import Score, Texts, require_references
 
 
-class TextReward(BatchedRewardFunction):
+class TextReward(GeneratedReward):
     """Terminal reward that scores all finished responses of a batch in one call.
 
     Examples:
@@ -28,6 +29,9 @@ class TextReward(BatchedRewardFunction):
     @abstractmethod
     def scores(self, texts: Texts) -> Sequence[float]:
         """Return one finite number for each of the `n` finished responses."""
+
+    def scores_of(self, generated: Sequence[Generated]) -> Sequence[float]:
+        return self.scores(Texts.of(generated))
 
     def __call__(
         self,

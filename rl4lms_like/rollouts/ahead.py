@@ -36,6 +36,7 @@ class DrawnBatch:
         prompt_mask: `[n, prompt_len]`.
         seed: seed of the sampling.
         responses: its episodes, if they are generated in the background.
+        pictures: `[n]`, numbers of the prompts' pictures; None if the model reads texts only.
     """
 
     samples: Sequence[Sample]
@@ -43,6 +44,7 @@ class DrawnBatch:
     prompt_mask: Tensor
     seed: int
     responses: Future[EpisodeBatch] | None = None
+    pictures: Tensor | None = None
 
     @property
     def sample_ids(self) -> list[str]:

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch, PassLimits, own_batches
+from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.seeding import SeedStream, derived_seed
 from rl4lms_like.envs.dialogue_vec_env import DialogueVecEnv
 from rl4lms_like.envs.stepping import play_by_stepping
@@ -64,12 +65,14 @@ class EnvTraits:
         max_episode_length: tokens; longer episodes are truncated.
         eos_token_ids: tokens that end an episode; none if the environment does not end episodes by them.
         tokenizer: finds stop strings in the responses; None without stop strings.
+        layout: encodes prompts, and knows their pictures.
         plays_episodes: whether it plays whole episodes (`TextVecEnv.play`) instead of single tokens.
     """
 
     max_episode_length: int
     eos_token_ids: list[int]
     tokenizer: Any
+    layout: TextLayout
     plays_episodes: bool
 
     @classmethod
@@ -83,6 +86,7 @@ class EnvTraits:
             max_episode_length=attribute("max_episode_length"),
             eos_token_ids=sorted(attribute("eos_token_ids")) if attribute("terminate_on_eos") else [],
             tokenizer=attribute("layout").tokenizer if attribute("stop_strings") else None,
+            layout=attribute("layout"),
             # The class, not the object: a wrapper forwards attributes, but does its own work in `step`.
             plays_episodes=hasattr(type(env), "play"),
         )
@@ -360,6 +364,8 @@ class RolloutCollector:
                     episodes = self._played_dialogues(self.env, drawn.seed)
                 elif drawn.responses is None:
                     arguments = self.sampling_arguments(drawn.seed)
+                    if drawn.pictures is not None:
+                        arguments["pictures"] = drawn.pictures
                     episodes = self.policy.generate(drawn.prompt_ids, drawn.prompt_mask, **arguments)
                 else:
                     episodes = drawn.responses.result()
@@ -410,7 +416,10 @@ class RolloutCollector:
         # Copies: what a vectorised environment returns may be a buffer of its own.
         prompt_ids = torch.as_tensor(observation["prompt_or_input_encoded_pt"]).clone()
         prompt_mask = torch.as_tensor(observation["prompt_or_input_attention_mask_pt"]).clone()
-        return DrawnBatch(self.env.get_attr("sample"), prompt_ids.long(), prompt_mask, self.seeds.next())
+        samples = self.env.get_attr("sample")
+        numbers = self.traits.layout.numbers(samples)
+        pictures = None if numbers is None else torch.tensor(numbers)
+        return DrawnBatch(samples, prompt_ids.long(), prompt_mask, self.seeds.next(), pictures=pictures)
 
     def sampling_arguments(self, seed: int) -> dict[str, Any]:
         """Return keyword arguments of `generate` for a batch with this seed."""

@@ -7,6 +7,8 @@
     compare_with: responses     fraction of the other responses to its prompt against which a response wins
     compare_with: references    fraction of its references against which a response wins
 
+If the template has the prompt, a server gets the prompt's images, too, as `image_url` parts before the text.
+
 A comparison is made in both orders, because language models prefer a position: it is won only if both orders agree,
 else it is a tie, which counts as a half (arXiv 2306.05685). `system.http_client` describes retries and errors.
 """
@@ -26,9 +28,10 @@ from functools import partial
 from hashlib import sha256
 from itertools import combinations
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rl4lms_like.core.devices import Device, Dtype
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.scoring.answering import AnsweringModel
 from rl4lms_like.scoring.answers import compiled, extracted
 from rl4lms_like.scoring.frozen import version_of
@@ -91,6 +94,18 @@ _OF_MODEL = ("max_new_tokens", "batch_size", "device", "dtype", "template_date",
 """Arguments that only have an effect with `model_name`."""
 _LOCKED_S = 60.0
 """Seconds to wait while another process writes to the cache."""
+
+
+class Message(NamedTuple):
+    """Message to the model.
+
+    Args:
+        text: the template with the texts of a response.
+        images: pictures of the prompt, if the template has it.
+    """
+
+    text: str
+    images: tuple[Picture, ...] = ()
 
 
 class AnswerCache:
@@ -334,9 +349,7 @@ class LLMJudge(Score):
     def per_text(self, texts: Texts) -> list[float]:
         if self.compare_with is not None:
             return self._win_rates(texts)
-        rows = zip(texts.prompts, texts.responses, texts.references, strict=True)
-        messages = [self._message(prompt, references, response=text) for prompt, text, references in rows]
-        return self._means(messages)
+        return self._means([self._message(texts, index, response=text) for index, text in enumerate(texts.responses)])
 
     def compare(self, texts: Texts, others: Sequence[str]) -> list[float]:
         """Compare the response of each sample with another text, in both orders.
@@ -360,14 +373,12 @@ class LLMJudge(Score):
                 results[index] = 0.0
         return results
 
-    def _both_orders(self, texts: Texts, others: Sequence[str], index: int) -> list[str]:
+    def _both_orders(self, texts: Texts, others: Sequence[str], index: int) -> list[Message]:
         """Return the messages that compare a response with the other text, first as A and then as B."""
-        prompt = texts.prompts[index]
-        references = texts.references[index]
         response = texts.responses[index]
         return [
-            self._message(prompt, references, response_a=response, response_b=others[index]),
-            self._message(prompt, references, response_a=others[index], response_b=response),
+            self._message(texts, index, response_a=response, response_b=others[index]),
+            self._message(texts, index, response_a=others[index], response_b=response),
         ]
 
     def _win_rates(self, texts: Texts) -> list[float]:
@@ -384,7 +395,7 @@ class LLMJudge(Score):
             return [fmean(sample_results) for sample_results in results]
 
         # Each pair of responses to a prompt is compared once: what one wins, the other loses.
-        pairs = _pairs_of_one_prompt(texts.prompts)
+        pairs = _pairs_of_one_prompt(texts)
         others = [texts.responses[second] for _, second in pairs]
         compared = self.compare(texts.chosen([first for first, _ in pairs]), others)
         for (first, second), result in zip(pairs, compared, strict=True):
@@ -392,16 +403,24 @@ class LLMJudge(Score):
             results[second].append(1 - result)
         return [fmean(sample_results) for sample_results in results]
 
-    def _message(self, prompt: str, references: Sequence[str], **texts: str) -> str:
+    def _message(self, texts: Texts, index: int, **responses: str) -> Message:
+        """Return the message about one sample; a `ValueError` for images that the model cannot read."""
         # In one pass, so that a placeholder in a response stays as it is: it would otherwise change the instructions.
-        texts |= {"prompt": prompt, "reference": "\n".join(references)}
-        return _PLACEHOLDER.sub(lambda match: texts[match[1]], self._template)
+        values = {"prompt": texts.prompts[index], "reference": "\n".join(texts.references[index]), **responses}
+        text = _PLACEHOLDER.sub(lambda match: values[match[1]], self._template)
 
-    def _means(self, messages: Sequence[str]) -> list[float]:
+        # A prompt without its images would be another one.
+        images = () if texts.images is None or "{prompt}" not in self._template else texts.images[index]
+        if images and self.model_name is not None:
+            way_out = "set url and model of a server that reads images, or a template without {prompt}"
+            raise ValueError(f"the prompts have images, and {self.model_name} reads texts only; {way_out}")
+        return Message(text, images)
+
+    def _means(self, messages: Sequence[Message]) -> list[float]:
         """Return the mean value of the answers to each message; equal messages are sent once."""
         # `n_samples` answers for each distinct message, each with a key of its own.
         keys_of = {message: self._keys(message) for message in messages}
-        message_of: dict[str, str] = {}
+        message_of: dict[str, Message] = {}
         for message, keys in keys_of.items():
             message_of |= dict.fromkeys(keys, message)
 
@@ -440,14 +459,13 @@ class LLMJudge(Score):
                 values[key] = value
         return values
 
-    def _generated(self, model: AnsweringModel, message_of: dict[str, str]) -> dict[str, float]:
+    def _generated(self, model: AnsweringModel, message_of: dict[str, Message]) -> dict[str, float]:
         """Return the values of the answers that a local model generates, by key, and store the answers."""
         start = time.monotonic()
         keys = list(message_of)
         values: dict[str, float] = {}
-        answers = model.answers(
-            list(message_of.values()), max_new_tokens=self.max_new_tokens, batch_size=self.batch_size
-        )
+        texts = [message.text for message in message_of.values()]
+        answers = model.answers(texts, max_new_tokens=self.max_new_tokens, batch_size=self.batch_size)
 
         # Each answer is stored at once: a run that ends at the next one does not generate it again.
         for answer in answers:
@@ -469,25 +487,32 @@ class LLMJudge(Score):
         except asyncio.TimeoutError:
             raise RemoteError(f"{self._name}: the answers took longer than max_seconds: {self.max_seconds:g}") from None
 
-    def _body(self, message: str) -> bytes:
+    def _body(self, message: Message, url_of: Callable[[Picture], str]) -> bytes:
+        """Return the request for an answer, with the addresses of the images that a function returns."""
         if self.model_name is not None:
             # Everything on which an answer depends; a folder that is written again has another version.
             settings = [self.model_name, version_of(self.model_name), self.max_new_tokens, self.dtype]
-            return json.dumps([*settings, self.template_date, message]).encode()
-        body = {"model": self.model, "messages": [{"role": "user", "content": message}], **(self.request or {})}
+            return json.dumps([*settings, self.template_date, message.text]).encode()
+        content: Any = message.text
+        if message.images:
+            content = [{"type": "image_url", "image_url": {"url": url_of(image)}} for image in message.images]
+            content.append({"type": "text", "text": message.text})
+        body = {"model": self.model, "messages": [{"role": "user", "content": content}], **(self.request or {})}
         if self.temperature is not None:
             body["temperature"] = self.temperature
         return json.dumps(body).encode()
 
-    def _keys(self, message: str) -> list[str]:
+    def _keys(self, message: Message) -> list[str]:
         """Return the cache keys of a message's samples: hashes of URL, request and number of the sample."""
+        # Numbers in place of the images: what a compressor writes depends on its version.
+        body = self._body(message, lambda picture: str(picture.number))
         keys = []
         for sample in range(self.n_samples):
-            content = b"\n".join([(self.url or "").encode(), self._body(message), str(sample).encode()])
+            content = b"\n".join([(self.url or "").encode(), body, str(sample).encode()])
             keys.append(sha256(content).hexdigest())
         return keys
 
-    async def _ask(self, key: str, message: str) -> float:
+    async def _ask(self, key: str, message: Message) -> float:
         """Return the value of the first answer that has one, and store that answer."""
         for _ in range(self.repeats + 1):
             answer, is_complete = await self._answer(message)
@@ -517,14 +542,14 @@ class LLMJudge(Score):
         valid = "" if self.compare_with or self.score_range is None else " from {:g} to {:g}".format(*self.score_range)
         return f"answered {n_answers} times without a valid score{valid} under {what}; the last answer"
 
-    async def _answer(self, message: str) -> tuple[str, bool]:
+    async def _answer(self, message: Message) -> tuple[str, bool]:
         """Return the text of one answer without secrets, which a server may repeat, and whether it is complete."""
         # Checked again, because repeated answers come on top of the requests that `_means` counted.
         if self.max_requests is not None and self._n_requests >= self.max_requests:
             raise RemoteError(f"{self.url}: no request is left of max_requests: {self.max_requests}")
         self._n_requests += 1
 
-        content = await self._client.answer(self._body(message))
+        content = await self._client.answer(self._body(message, Picture.png_url))
         decoded = self._client.decoded(content)
         try:
             choice = decoded["choices"][0]
@@ -568,15 +593,16 @@ class LLMJudge(Score):
         return (score - low) / (high - low) if self.rescale and self.score_range else score
 
 
-def _pairs_of_one_prompt(prompts: Sequence[str]) -> list[tuple[int, int]]:
+def _pairs_of_one_prompt(texts: Texts) -> list[tuple[int, int]]:
     """Return the pairs of indices `i < j` of equal prompts; a `ValueError` for a prompt without a second response."""
     groups: dict[str, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        groups.setdefault(prompt, []).append(index)
+    for index, identity in enumerate(texts.identities):
+        groups.setdefault(identity, []).append(index)
 
     pairs: list[tuple[int, int]] = []
-    for prompt, group in groups.items():
+    for group in groups.values():
         if len(group) == 1:
+            prompt = texts.prompts[group[0]]
             hint = "set alg.args.group_size above 1, without env.reward_workers, or compare_with: references"
             raise ValueError(f"compare_with: a single response to the prompt {beginning(prompt)}; {hint}")
         pairs += combinations(group, 2)

@@ -6,6 +6,7 @@ A function gets what the names of its parameters say, as keyword arguments:
     response, prompt, references, meta_info        one call per response, which returns a value
     completions, prompts, completion_ids           the form of TRL's trainers: texts, or for conversations messages
     steps, and the names of one response           one call per response, which returns a value for each step
+    images, in addition to any of these            the images of the prompt (PIL, RGB): a list for each response
     any other name                                 the column of the data with this name (a key of `meta_info`)
 
 `**kwargs` gets the others: in TRL's form all columns, otherwise all names of the form. The function may be `async`.
@@ -21,17 +22,21 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import PlainValidator
 
 from rl4lms_like.core.generated import Generated
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.event_loop import EventLoop, gathered
 from rl4lms_like.system.functions import GIVE_AGAIN, NamedFunction, function_of, imported_again, short_name, split_name
 from rl4lms_like.system.import_paths import importable
 from rl4lms_like.system.numbers import Count, Positive
 from rl4lms_like.system.wording import InWords, beginning
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 T = TypeVar("T")
 
@@ -40,6 +45,9 @@ SINGLE_NAMES = ("prompt", "response", "references", "meta_info")
 TRL_NAMES = ("prompts", "completions", "completion_ids")
 STEP_NAMES = (*SINGLE_NAMES, "steps")
 """Parameters that get the texts in each form."""
+
+IMAGES = "images"
+"""Parameter that gets the images of the prompts, unless the data have a column of this name."""
 
 SIGNS = {"responses": BATCHED_NAMES, "response": SINGLE_NAMES, "completions": TRL_NAMES, "completion_ids": TRL_NAMES}
 """Parameter for the responses -> the form that it is the sign of."""
@@ -195,7 +203,7 @@ class FunctionScore:
     @property
     def needed_columns(self) -> tuple[str, ...]:
         """Parameters without a default that must be columns of the data."""
-        known = {*self._form, *self._kwargs}
+        known = {*self._form, *self._kwargs, IMAGES}
         if self._form == TRL_NAMES:  # our names are passed to such a function, too, if it has them
             known |= set(BATCHED_NAMES)
         return tuple(name for name in self._parameters.required if name not in known)
@@ -232,6 +240,8 @@ class FunctionScore:
         if self._parameters.takes_others:
             names |= set(self._form)
         arguments = {name: value for name, value in values.items() if name in names}
+        if self._takes_images(generated):
+            arguments[IMAGES] = _opened(generated)
         for column in self._columns(generated, known=arguments):
             arguments[column] = [(item.sample.meta_data or {}).get(column) for item in generated]
         return arguments
@@ -247,8 +257,17 @@ class FunctionScore:
         arguments = values
         if not self._parameters.takes_others:
             arguments = {name: value for name, value in values.items() if name in self._parameters.names}
+        if self._takes_images([item]):
+            arguments[IMAGES] = _opened([item])[0]
         columns = self._columns([item], known=arguments)
         return arguments | {column: (sample.meta_data or {})[column] for column in columns} | self._missing(sample)
+
+    def _takes_images(self, generated: Sequence[Generated]) -> bool:
+        """Return whether the function gets the images of these prompts; `**kwargs` gets them only if there are any."""
+        if IMAGES in self._kwargs or any(IMAGES in (item.sample.meta_data or {}) for item in generated):
+            return False
+        has_images = any(item.sample.images for item in generated)
+        return IMAGES in self._parameters.names or (self._parameters.takes_others and has_images)
 
     def _missing(self, sample: Sample) -> dict[str, None]:
         """Return None for each column that a sample lacks and that the function needs."""
@@ -361,7 +380,7 @@ def column_issue(component: Any, columns: Collection[str]) -> str | None:
     for name in getattr(component, "needed_columns", ()):
         if name in columns:
             continue
-        nearest = difflib.get_close_matches(name, [*SIGNS, *BATCHED_NAMES, *SINGLE_NAMES, *columns], n=1)
+        nearest = difflib.get_close_matches(name, [*SIGNS, *BATCHED_NAMES, *SINGLE_NAMES, IMAGES, *columns], n=1)
         hint = f"did you mean {nearest[0]!r}? " if nearest else ""
         known = ", ".join(columns) or "none"
         return (
@@ -369,6 +388,21 @@ def column_issue(component: Any, columns: Collection[str]) -> str | None:
             f"{hint}columns: {known} (of a file: `meta_columns`)"
         )
     return None
+
+
+def _opened(generated: Sequence[Generated]) -> list[list[Image]]:
+    """Return the images of each prompt, each file read once."""
+    # A copy for each response: functions may change an image, such as by `thumbnail`.
+    opened: dict[Picture, Image] = {}
+    images_of_all = []
+    for item in generated:
+        images = []
+        for picture in item.sample.images:
+            if picture not in opened:
+                opened[picture] = picture.open()
+            images.append(opened[picture].copy())
+        images_of_all.append(images)
+    return images_of_all
 
 
 def _trl_prompt(sample: Sample) -> Any:

@@ -19,6 +19,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+from rl4lms_like.core.generated import Generated
+from rl4lms_like.core.pictures import Picture, identity_of
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.wording import beginning
 
@@ -26,12 +28,35 @@ T = TypeVar("T")
 
 
 class Texts(NamedTuple):
-    """Prompts, responses, references and `meta_data` of `n` samples; each list has length `n`."""
+    """Prompts, responses, references and `meta_data` of `n` samples; each list has length `n`.
+
+    `images` are the pictures of the prompts; None if no prompt has any.
+    """
 
     prompts: list[str]
     responses: list[str]
     references: list[list[str]]
     metas: list[dict[str, Any] | None]
+    images: list[tuple[Picture, ...]] | None = None
+
+    @classmethod
+    def of(cls, generated: Sequence[Generated]) -> Texts:
+        """Return the texts of responses, and the pictures of their prompts."""
+        images = [item.sample.images for item in generated]
+        return cls(
+            prompts=[item.sample.prompt_or_input_text for item in generated],
+            responses=[item.text for item in generated],
+            references=[item.sample.references for item in generated],
+            metas=[item.sample.meta_data for item in generated],
+            images=images if any(images) else None,
+        )
+
+    @property
+    def identities(self) -> list[str]:
+        """`Sample.identity` of each sample, which is equal for responses to the same text and pictures."""
+        if self.images is None:
+            return self.prompts
+        return [identity_of(prompt, images) for prompt, images in zip(self.prompts, self.images, strict=True)]
 
     def chosen(self, indices: Sequence[int]) -> Texts:
         """Return the samples at these indices."""
@@ -40,6 +65,7 @@ class Texts(NamedTuple):
             responses=[self.responses[index] for index in indices],
             references=[self.references[index] for index in indices],
             metas=[self.metas[index] for index in indices],
+            images=None if self.images is None else [self.images[index] for index in indices],
         )
 
     def to_read(self, *, with_prompts: bool) -> list[str]:

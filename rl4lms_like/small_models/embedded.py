@@ -3,6 +3,7 @@
     embedded/gpt2-numbers   embedded/t5-numbers    words: the numbers 0 to 49; briefly trained on often growing numbers
     embedded/gpt2-digits    embedded/t5-digits     characters: digits, hyphen, space; random weights
     embedded/gpt2-films     embedded/t5-films      English words; trained on film opinions for half a minute
+    embedded/idefics3-shapes                       words of the pool `shapes`, and its pictures; random weights
     embedded/tiny_model                            trained on the config's data pool, as its block `tiny_model` says
 
 A model is created when a run first needs it, and then stays in the cache: `$RL4LMS_LIKE_HOME`, else `rl4lms_like` in
@@ -29,13 +30,18 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs import ENVIRONMENTS
 from rl4lms_like.small_models.scripted_turns import has_player, turns_of_player
 from rl4lms_like.system.disk import share_permissions
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError, require_extra
 from rl4lms_like.system.numbers import Count, Fraction, Positive, Seed
 
 PREFIX = "embedded/"
 """Prefix of the names of embedded models."""
 
-NAMES = tuple(f"{PREFIX}{family}-{texts}" for texts in ("numbers", "digits", "films") for family in ("gpt2", "t5"))
+VISION_MODEL = f"{PREFIX}idefics3-shapes"
+
+NAMES = (
+    *(f"{PREFIX}{family}-{texts}" for texts in ("numbers", "digits", "films") for family in ("gpt2", "t5")),
+    VISION_MODEL,
+)
 """Names of all embedded models."""
 
 TINY_MODEL = f"{PREFIX}tiny_model"
@@ -109,10 +115,14 @@ def embedded_model(name: str) -> Path:
     """Return the folder of an embedded model, which is created if it does not exist.
 
     Raises:
+        MissingExtraError: pillow is not installed, for a model that reads images.
         ModelError: no embedded model has that name, or the cache cannot be read or written.
     """
     if name not in NAMES:
         raise ModelError(unknown_embedded_model(name))
+    if name == VISION_MODEL:
+        require_extra("PIL", extra="vision", needed_by=f"the model {name!r}")
+        return _created(name, name.removeprefix(PREFIX), _make_vision_model)
     family, _, texts = name.removeprefix(PREFIX).partition("-")
     return _created(name, f"{family}-{texts}", lambda folder: _make(family, texts, folder))
 
@@ -214,6 +224,12 @@ def _make(family: Any, texts: str, folder: Path) -> None:
         warm_start.train_language_model(model, tokenizer, numbers_that_often_grow(6400), steps=400, lr=5e-3)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _make_vision_model(folder: Path) -> None:
+    from rl4lms_like.small_models.tiny_vision import make_tiny_vision_model
+
+    make_tiny_vision_model(folder)
 
 
 def numbers_that_often_grow(n: int, seed: int = 0) -> list[str]:

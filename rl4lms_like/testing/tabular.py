@@ -66,7 +66,9 @@ class TabularEnv(VecEnv):
             "eos_token_ids": [END],
             "stop_strings": (),
             "layout": SimpleNamespace(
-                tokenizer=SimpleNamespace(all_special_ids=[END]), continuations=SimpleNamespace(follows_prompt=False)
+                tokenizer=SimpleNamespace(all_special_ids=[END]),
+                continuations=SimpleNamespace(follows_prompt=False),
+                numbers=lambda samples: None,  # no pictures
             ),
             "render_mode": None,
         }

@@ -14,18 +14,20 @@ import logging
 import math
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.system.disk import reason, share_permissions
+from rl4lms_like.core.pictures import Picture
+from rl4lms_like.system.disk import reason, saving, share_permissions
 from rl4lms_like.system.errors import ComponentError, RL4LMsLikeError
 from rl4lms_like.system.secrets import masked, without_secrets
 from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.run_folder import LOG_FILE, ROLLOUT_GROUPS, RunFolder, claim_folder, experiment_folder
 from rl4lms_like.tracking.sink import Epoch, Predictions, RunDescription, Sink
+from rl4lms_like.tracking.thumbnails import keep_thumbnails, with_thumbnails
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -214,7 +216,12 @@ class Tracker:
         self._pass_to_all("log_metrics", epoch, split_name, metrics_dict)
 
     def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
-        """Record a split's texts with their scores; ten of them are also written to `log.txt`."""
+        """Record a split's texts with their scores; ten of them are also written to `log.txt`.
+
+        Sinks receive paths of thumbnails in the run folder in place of the pictures of prompts.
+        """
+        with saving(f"thumbnails to the run folder {self.run_path}"):
+            predictions = with_thumbnails(self.run_path, predictions)
         self._pass_to_all("log_predictions", epoch, split_name, predictions)
 
         # The same samples in every evaluation, so that the log shows how their texts change.
@@ -233,6 +240,11 @@ class Tracker:
     def log_environment(self, environment: Mapping[str, Any]) -> None:
         """Record hardware and software in `environment.json`; a resumed run appends an entry if they changed."""
         self._pass(self._folder, "log_environment", environment)
+
+    def keep_thumbnails(self, pictures: Iterable[Picture]) -> list[str]:
+        """Write thumbnails of pictures to the run folder; return their paths in it."""
+        with saving(f"thumbnails to the run folder {self.run_path}"):
+            return keep_thumbnails(self.run_path, pictures)
 
     def log_info(self, msg: str) -> None:
         """Log a message on the console and in `log.txt`."""

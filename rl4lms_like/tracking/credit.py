@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import RunRecord, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CREDIT_FILE
+from rl4lms_like.tracking.thumbnails import KEY, N_EMBEDDED, embedded
 
 # Limits of what is shown: a run may record many tokens, and the page is one file.
 N_ITERATIONS = 12
@@ -240,7 +241,11 @@ def _credit(run: RunRecord, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any
     logged = {line["iteration"]: line for line in run.iterations}
     iterations: list[dict[str, Any]] = []
     for line in shown:
-        shown_episodes = [_episode(episode, line, scales, columns) for episode in line["episodes"]]
+        shown_episodes = []
+        for index, episode in enumerate(line["episodes"]):
+            has_images = index < N_EMBEDDED or episode["followed"]
+            images = embedded(run.path, episode) if has_images else []
+            shown_episodes.append({**_episode(episode, line, scales, columns), "images": images})
         facts = _facts(logged.get(line["iteration"], {}))
         iterations.append({"iteration": int(line["iteration"]), "facts": facts, "episodes": shown_episodes})
 
@@ -326,7 +331,7 @@ def _episode(
         indices = [*range(n_first_half), *range(n_tokens - n_first_half, n_tokens)]
 
     # All other lists have a number for each token; those of an environment have none.
-    other = ("tokens", "observed")
+    other = ("tokens", "observed", KEY)
     lists = {name: field for name, field in episode.items() if isinstance(field, list) and name not in other}
     observed = set(episode.get("observed", ()))
     clip_range = number(line.get("clip_range"))

@@ -33,6 +33,7 @@ from rl4lms_like.tracking.record import (
 from rl4lms_like.tracking.rollouts import rollouts_of
 from rl4lms_like.tracking.run_folder import ALARMS_FILE, REPORT_FILE, write_whole
 from rl4lms_like.tracking.sink import Epoch
+from rl4lms_like.tracking.thumbnails import N_EMBEDDED, embedded
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -297,6 +298,8 @@ def _samples(run: RunRecord, split: str) -> dict[str, Any]:
     for sample_id in spaced(ids, N_SHOWN + N_FOLDED):
         pairs.append(_pair(sample_id, [by_id[sample_id] for by_id in predictions]))
     shown = spaced(pairs, N_SHOWN)
+    for pair in shown[:N_EMBEDDED]:
+        pair["images"] = embedded(run.path, predictions[0][pair["sample_id"]])
     folded = [pair for pair in pairs if pair not in shown]
     return {"split": split, "epochs": epochs, "total": len(ids), "shown": shown, "folded": folded}
 
@@ -307,7 +310,7 @@ def _pair(sample_id: str, predictions: Sequence[Mapping[str, Any]]) -> dict[str,
     last = predictions[-1]
 
     # All other numbers of a prediction are scores of metrics.
-    known = ("split_name", "sample_id", "prompt_text", "generated_text", "ref_text")
+    known = ("split_name", "sample_id", "prompt_text", "generated_text", "ref_text", "images")
     score_keys = [key for key, value in first.items() if key not in known and number(value) is not None]
 
     # Several references are in one text, each between <START-1> and <END-1>, as in RL4LMs' files.
@@ -318,6 +321,7 @@ def _pair(sample_id: str, predictions: Sequence[Mapping[str, Any]]) -> dict[str,
 
     return {
         "sample_id": sample_id,
+        "images": [],
         "prompt": str(first.get("prompt_text", "")).strip(),
         "texts": [str(prediction.get("generated_text", "")).strip() for prediction in predictions],
         "dialogues": [dialogue_parts(prediction.get("turns")) for prediction in predictions],

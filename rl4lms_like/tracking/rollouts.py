@@ -16,6 +16,7 @@ from rl4lms_like.system.wording import printable
 from rl4lms_like.tracking.charts import format_number
 from rl4lms_like.tracking.record import RunRecord, dialogue_parts, lines_of, number, spaced, written_by_a_run
 from rl4lms_like.tracking.run_folder import CONFIG_FILE, ROLLOUTS
+from rl4lms_like.tracking.thumbnails import KEY, N_EMBEDDED, embedded
 
 ITERATION = "iteration"
 CRITIC = "critic"
@@ -103,6 +104,8 @@ def described(episode: Mapping[str, Any]) -> str:
     kl = number(episode.get("kl"))
     if kl is not None:  # without a reference model there is none
         facts.append(f"KL {format_number(kl)}")
+    if episode.get(KEY):
+        facts.append(", ".join(map(str, episode[KEY])))
     texts = [str(episode.get("response"))]
     if episode.get("turns"):  # a text of the environment has a mark before it
         texts = [f"env: {text}" if is_observed else text for is_observed, text in dialogue_parts(episode["turns"])]
@@ -130,18 +133,18 @@ def rollouts_of(run: RunRecord, credit: Mapping[str, Any] | None) -> dict[str, A
     for iteration in shown or spaced(kept_iterations, N_ITERATIONS):
         file = rollout_file(run.path, ITERATION, iteration, TEXTS)
         with written_by_a_run(file):
-            table = _table(lines_of(file), with_tokens.get(iteration, set()))
+            table = _table(run.path, lines_of(file), with_tokens.get(iteration, set()))
             iterations.append({"iteration": iteration, **table})
     return {"iterations": iterations, "n_kept": len(kept_iterations)}
 
 
-def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
+def _table(folder: Path, episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict[str, Any]:
     """Return the rows of a rollout's table, from the highest reward to the lowest."""
     ranked = sorted(episodes, key=lambda episode: -episode["reward"])
     spaced_episodes = spaced(ranked, N_EPISODES)
 
     # Episodes whose tokens are shown elsewhere on the page are always in the table, which links to them.
-    rows = []
+    rows: list[dict[str, Any]] = []
     for episode in ranked:
         has_tokens = episode["episode"] in with_tokens
         if not has_tokens and episode not in spaced_episodes:
@@ -155,6 +158,7 @@ def _table(episodes: list[dict[str, Any]], with_tokens: set[int | None]) -> dict
             "length": int(episode["length"]),
             "kl": format_number(number(episode["kl"])) if "kl" in episode else None,
             "has_tokens": has_tokens,
+            "images": embedded(folder, episode) if len(rows) < N_EMBEDDED else [],
         }
         rows.append(row)
     return {"rows": rows, "n_episodes": len(episodes)}

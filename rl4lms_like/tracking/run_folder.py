@@ -10,6 +10,7 @@
         environment.json                              versions, device, threads; an entry for each change
         accepted_changes.json                         changes on resuming that affect results; an entry for each
         alarms.jsonl  token_credit.jsonl              records of callbacks, one object per line
+        images/                                       thumbnails of pictures that these files name
         checkpoints/  model/  best/  rollouts/        written by the trainer
         finished.json                                 marks a finished run; written last
         failed_batch.json                             texts that a reward or metric failed on; deleted on resume
@@ -57,10 +58,11 @@ LINES_FILES = (ROLLOUT_FILE, TRAINING_FILE, ALARMS_FILE, CREDIT_FILE)
 PREDICTIONS_FILES = "epoch_*_split_predictions.json"
 CHECKPOINTS = "checkpoints"
 ROLLOUTS = "rollouts"
+IMAGES = "images"
 REPORT_FILE = "report.html"
 START_FILES = {CONFIG_FILE, LOG_FILE, LOCK_FILE, ENVIRONMENT_FILE, ALARMS_FILE, CREDIT_FILE, REPORT_FILE}
 START_FILES |= {CHANGES_FILE, "wandb", "wandb_run.json", "trackio_run.json"}
-START_FILES.add(ROLLOUTS)  # the first rollout precedes the first iteration's lines
+START_FILES |= {ROLLOUTS, IMAGES}  # the first rollout precedes the first iteration's lines
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP}  # as some network file systems raise
 _ESCAPED = "backslashreplace"  # lone surrogates, which are invalid in UTF-8, become the JSON escape `\ud83d`
 logger = logging.getLogger(__name__)
@@ -360,15 +362,18 @@ def _files_of_lines(path: Path) -> list[Path]:
     return files
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a file atomically, so that a crash never leaves an incomplete JSON file."""
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Write a file atomically, so that a crash never leaves an incomplete JSON file or image."""
     partial = file.with_name(f"{file.name}.partial")
 
     # A left-over of an earlier process could be a link, through which this one would write.
     try:
         remove_path(partial)
         with with_filename(file):
-            partial.write_text(text, encoding="utf-8", errors=_ESCAPED)
+            if isinstance(content, bytes):
+                partial.write_bytes(content)
+            else:
+                partial.write_text(content, encoding="utf-8", errors=_ESCAPED)
         os.replace(partial, file)
     except OSError:
         partial.unlink(missing_ok=True)  # frees the space if the disk is full

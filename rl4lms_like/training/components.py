@@ -30,6 +30,7 @@ from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.envs.dialogue_vec_env import token_reward_issues
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.python_function import column_issues
@@ -220,13 +221,19 @@ def data_lines(
     max_prompt_length: int = 0,
     *,
     is_encoder_decoder: bool = False,
+    pictures: PictureEncoder | None = None,
 ) -> list[tuple[str, str]]:
     """Return the contents of each split, and the first prompts; without a tokenizer, tokens are not counted."""
     rows = []
     for split, members in samples.items():
         facts = [f"{len(members):,} samples"]
         if tokenizer is not None and members:
-            facts.append(prompt_lengths(members, tokenizer, max_prompt_length, is_encoder_decoder=is_encoder_decoder))
+            lengths = prompt_lengths(
+                members, tokenizer, max_prompt_length, is_encoder_decoder=is_encoder_decoder, pictures=pictures
+            )
+            facts.append(lengths)
+        if pictures is not None and any(sample.images for sample in members):
+            facts.append(image_sizes(members, pictures))
         n_without = sum(not sample.references for sample in members)
         if n_without:
             amount = "all" if n_without == len(members) else f"{n_without:,}"
@@ -238,9 +245,11 @@ def data_lines(
     return rows
 
 
-def chat_lines(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+def chat_lines(
+    sample: Sample, tokenizer: PreTrainedTokenizerBase, pictures: PictureEncoder | None = None
+) -> list[tuple[str, str]]:
     """Return the rendered prompt of a sample, its token ids, and the token after a message of the assistant."""
-    (ids,) = TextLayout(tokenizer, NO_LIMIT, 1).encode_all([sample])
+    (ids,) = TextLayout(tokenizer, NO_LIMIT, 1, pictures=pictures).encode_all([sample])
 
     # The token that ends a turn also ends a response; a template without one leaves only the end-of-text token.
     end = ChatTemplate(tokenizer).end_of_turn
@@ -260,13 +269,14 @@ def prompt_lengths(
     max_prompt_length: int,
     *,
     is_encoder_decoder: bool,
+    pictures: PictureEncoder | None = None,
 ) -> str:
     """Return how many prompts are longer than `max_prompt_length` tokens, and the length of the longest, in words.
 
     The end token that is removed from the prompts of a causal model, if any, is named.
     """
     counted = samples[:N_COUNTED]
-    layout = TextLayout(tokenizer, NO_LIMIT, 1, is_encoder_decoder=is_encoder_decoder)
+    layout = TextLayout(tokenizer, NO_LIMIT, 1, is_encoder_decoder=is_encoder_decoder, pictures=pictures)
     lengths = [len(ids) for ids in layout.encode_all(counted)]
     n_longer = sum(length > max_prompt_length for length in lengths)
 
@@ -280,6 +290,21 @@ def prompt_lengths(
     if removed and samples[0].rendered_prompt is None:
         text += f"; without the end token {tokenizer.decode(removed)!r}, which the tokenizer appends"
     return text
+
+
+def image_sizes(samples: Sequence[Sample], pictures: PictureEncoder) -> str:
+    """Return the numbers of tokens of images, and the memory that the model's input of one prompt needs, in words."""
+    counted = [sample for sample in samples[:N_COUNTED] if sample.images]
+    n_tokens = []
+    n_bytes = []
+    for sample in counted:
+        ids = pictures.encode(sample, NO_LIMIT)
+        n_tokens.append(int((ids == pictures.image_token_id).sum()) // len(sample.images))
+        tensors = pictures.tensors([pictures.number(sample)])
+        n_bytes.append(sum(tensor.nbytes for tensor in tensors.values()))
+    amount = "all" if len(counted) == len(samples[:N_COUNTED]) else f"{len(counted):,}"
+    tokens = f"{min(n_tokens):,} to {max(n_tokens):,}" if min(n_tokens) < max(n_tokens) else f"{n_tokens[0]:,}"
+    return f"{amount} with images, of {tokens} tokens each, up to {max(n_bytes) / 2**20:.2f} MiB in a prompt"
 
 
 def shortened(text: str) -> str:

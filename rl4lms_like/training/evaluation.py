@@ -116,6 +116,7 @@ class Responder:
             max_context_length=1,
             prompt_truncation_side=self.model.prompt_truncation_side,
             is_encoder_decoder=bool(self.model.model.config.is_encoder_decoder),
+            pictures=self.model.pictures,
         )
         encoded = layout.encode_all(prompts) if prompts else []
 
@@ -130,7 +131,8 @@ class Responder:
 
                 # A seed for each batch, whichever process generates it: one process or several write the same texts.
                 seed = derived_seed(self.seed, "evaluation", start)
-                episodes = self.generated([encoded[i] for i in batch], layout.pad_token_id, seed)
+                numbers = layout.numbers([prompts[i] for i in batch])
+                episodes = self.generated([encoded[i] for i in batch], layout.pad_token_id, seed, numbers)
 
                 response_ids = real_ids(episodes.response_ids, episodes.response_mask)
                 texts = layout.continuations.texts([encoded[i] for i in batch], response_ids)
@@ -203,8 +205,17 @@ class Responder:
         if issues:
             raise ConfigError(issues, "the generation arguments")
 
-    def generated(self, prompts: Sequence[Any], pad_token_id: int, seed: int) -> EpisodeBatch:
-        """Return the episodes of a batch of encoded prompts, arrays `[length]` of token ids."""
+    def generated(
+        self, prompts: Sequence[Any], pad_token_id: int, seed: int, numbers: Sequence[int] | None = None
+    ) -> EpisodeBatch:
+        """Return the episodes of a batch of encoded prompts, arrays `[length]` of token ids.
+
+        Args:
+            prompts: the prompts.
+            pad_token_id: fills shorter prompts.
+            seed: seed of the sampling.
+            numbers: of the prompts' pictures; None if the model reads texts only.
+        """
         # Padded on the left `[n, width]`: a decoder-only model continues each row at its right end. A batch of empty
         # prompts has one column of padding.
         width = max(*map(len, prompts), 1)
@@ -214,6 +225,8 @@ class Responder:
             ids[row, width - len(prompt) :] = torch.from_numpy(prompt)
             mask[row, width - len(prompt) :] = True
 
+        # Only models with pictures know the argument.
+        pictures: dict[str, Any] = {} if numbers is None else {"pictures": torch.tensor(numbers)}
         with blame_memory_errors_on("evaluation"):
             return self.model.generate(
                 ids,
@@ -222,6 +235,7 @@ class Responder:
                 generation_kwargs=self.generation_kwargs,
                 seed=seed,
                 tokenizer=self.tokenizer,
+                **pictures,
             )
 
 
@@ -299,6 +313,8 @@ def evaluate_on_samples(
             prediction[key] = NOT_APPLICABLE if scores_of_texts is None else scores_of_texts[i]
         if dialogues:
             prediction["turns"] = [turn.to_dict() for turn in dialogues[i].turns]
+        if sample.images:
+            prediction["images"] = sample.images
         predictions.append(prediction)
     return Evaluation({key: score for key, (_, score) in results.items()}, predictions)
 

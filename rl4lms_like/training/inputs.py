@@ -28,8 +28,10 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs import ENVIRONMENTS
 from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
-from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.loading import load_tokenizer
+from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
+from rl4lms_like.policies.loading import load_tokenizer, set_pad_token
+from rl4lms_like.policies.pictures import PictureEncoder
+from rl4lms_like.policies.processors import load_processor
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
 from rl4lms_like.system.functions import short_name
 from rl4lms_like.system.schema import join
@@ -59,7 +61,71 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
         trust_remote_code=config.trust_remote_code,
         local_files_only=local_files_only,
     )
+    _apply(config, tokenizer)
+    return tokenizer
 
+
+def tokenizer_and_pictures(
+    config: RunConfig, *, local_files_only: bool = False
+) -> tuple[PreTrainedTokenizerBase, PictureEncoder | None]:
+    """Return the tokenizer of a run, and the encoder of its prompts with pictures; None if it reads texts only.
+
+    Args:
+        config: config of the run, whose model is of the family that the policy supports.
+        local_files_only: do not query the hub.
+
+    Raises:
+        ConfigError: as in `build_tokenizer`; or `max_pixels` has no effect.
+        MissingExtraError: pillow is needed and not installed.
+        ModelError: tokenizer or processor cannot be loaded.
+    """
+    if not config.alg.policy.reads_pictures:
+        return build_tokenizer(config.tokenizer, local_files_only=local_files_only), None
+    arguments = VisionPolicyArguments.known_in(config.alg.policy.args)
+    model_config = load_model_config(arguments, local_files_only=local_files_only)
+    pictures = build_pictures(
+        config.tokenizer, model_config, max_pixels=arguments.max_pixels, local_files_only=local_files_only
+    )
+    return pictures.processor.tokenizer, pictures
+
+
+def build_pictures(
+    config: TokenizerConfig,
+    model_config: PretrainedConfig,
+    *,
+    max_pixels: int | None = None,
+    local_files_only: bool = False,
+) -> PictureEncoder:
+    """Return the encoder of prompts with pictures; its processor has the tokenizer of a config's `tokenizer` block.
+
+    Args:
+        config: the block.
+        model_config: config of the vision-language model.
+        max_pixels: see `PictureEncoder`.
+        local_files_only: do not query the hub.
+
+    Raises:
+        ConfigError: as in `build_tokenizer`.
+        MissingExtraError: pillow is not installed.
+        ModelError: the processor cannot be loaded, or is not one of a supported family.
+    """
+    # The tokenizer is that of the processor, which may add tokens and settings to it.
+    processor = load_processor(config.model_name, model_config, local_files_only=local_files_only)
+    tokenizer = processor.tokenizer
+    tokenizer.padding_side = config.padding_side
+    tokenizer.truncation_side = config.truncation_side
+    if config.pad_token_as_eos_token:
+        set_pad_token(tokenizer, config.model_name)
+
+    # Older checkpoints have the template of their messages beside the processor only.
+    if getattr(tokenizer, "chat_template", None) is None and isinstance(processor.chat_template, str):
+        tokenizer.chat_template = processor.chat_template
+    _apply(config, tokenizer)
+    return PictureEncoder(processor, model_config, max_pixels=max_pixels)
+
+
+def _apply(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set what a config's `tokenizer` block says of chat template and special tokens; errors as `build_tokenizer`."""
     # A text is chatml or the path of a template; True stands for the tokenizer's own, which is used as it is.
     if isinstance(config.chat_template, str):
         tokenizer.chat_template = template_text(config.chat_template)
@@ -81,7 +147,6 @@ def build_tokenizer(config: TokenizerConfig, *, local_files_only: bool = False) 
     if issues:
         raise ConfigError(issues)
     keep_special_tokens(tokenizer, config.keep_special_tokens or ())
-    return tokenizer
 
 
 def stripped_pattern_notices(config: AnyConfig, tokenizer: PreTrainedTokenizerBase) -> list[Notice]:

@@ -256,6 +256,8 @@ def _usage(saved: SavedModel) -> str:
     auto_class = "AutoModelForSeq2SeqLM" if _is_seq2seq(saved) else "AutoModelForCausalLM"
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
+    if saved.reads_pictures:
+        return _usage_with_image(saved)
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
     tokenizer_code = ", trust_remote_code=True" if saved.config.tokenizer.trust_remote_code else ""
     model_code = ", trust_remote_code=True" if saved.trusts_model_code else ""
@@ -294,6 +296,26 @@ def _usage(saved: SavedModel) -> str:
     lines += [f"output = model.generate(**inputs{arguments})"]
     start = "" if _is_seq2seq(saved) else '[inputs["input_ids"].shape[1] :]'
     return "\n".join([*lines, f"print(tokenizer.decode(output[0]{start}, skip_special_tokens=True))"])
+
+
+def _usage_with_image(saved: SavedModel) -> str:
+    """Return Python code that loads a vision-language model and generates."""
+    name = json.dumps(REPOSITORY)
+    lines = ["from PIL import Image", "from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
+    lines += [f"processor = AutoProcessor.from_pretrained({name})"]
+    lines += [f"model = AutoModelForImageTextToText.from_pretrained({name})"]
+    lines += ['image = Image.open("photo.png").convert("RGB")']
+    if saved.config.tokenizer.chat_template:
+        content = [{"type": "image"}, {"type": "text", "text": "your prompt"}]
+        lines += [f"messages = {[{'role': 'user', 'content': content}]!r}"]
+        lines += ["prompt = processor.apply_chat_template(messages, add_generation_prompt=True)"]
+    else:
+        lines += ['prompt = processor.image_token + "your prompt"']
+    lines += ['inputs = processor(text=[prompt], images=[[image]], return_tensors="pt")']
+    arguments = "".join(f", {key}={value!r}" for key, value in _generation_kwargs(saved).items())
+    lines += [f"output = model.generate(**inputs{arguments})"]
+    start = '[inputs["input_ids"].shape[1] :]'
+    return "\n".join([*lines, f"print(processor.decode(output[0]{start}, skip_special_tokens=True))"])
 
 
 def _generation_kwargs(saved: SavedModel) -> dict[str, Any]:

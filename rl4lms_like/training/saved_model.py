@@ -49,6 +49,11 @@ class SavedModel:
         return isinstance(self.config, PreferenceConfig) and self.config.alg.id == "reward_model"
 
     @property
+    def reads_pictures(self) -> bool:
+        """True for a vision-language model that was trained on prompts with pictures."""
+        return isinstance(self.config, RunConfig) and self.config.alg.policy.reads_pictures
+
+    @property
     def trusts_model_code(self) -> bool:
         """True if code that comes with the model is allowed to run."""
         return isinstance(self.config, RunConfig) and bool(self.config.alg.policy.args.get("trust_remote_code"))

@@ -87,6 +87,7 @@ _ANY_TABLE: dict[str, Acts] = {
     "meta_columns": Acts(["answer"], samples),
     "last_message_as_reference": Acts(True, samples, refused="last_message_as_reference needs messages"),
     "tools_column": Acts("answer", samples, refused="expected a list of JSON objects"),
+    "image_column": Acts("answer", samples, refused="cannot read the image"),
     "format": Acts("alpaca", samples, refused="not both"),
 }
 
@@ -179,6 +180,14 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "prompt_words": Acts([6, 6], samples),
     },
     "sums": {"limit": Acts(21, samples)},
+    "shapes": {
+        "questions": Acts(["count"], samples),
+        "n_train": Acts(5, samples),
+        "n_eval": Acts(3, samples, others={"split": "val"}),
+        "seed": Acts(4, samples),
+        "side": Acts(32, samples),
+        "constant": Acts(True, samples),
+    },
     "gsm8k": {
         **_ANY_FILE,
         **_files("jsonl", _problems("first"), _problems("second")),
@@ -206,6 +215,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "response_column": Acts("rejected", samples, others={"label_column": "is_good", "response_column": "chosen"}),
         "margin_column": Acts("chosen", samples),
         "tools_column": Acts("chosen", samples, refused="expected a list of JSON objects"),
+        "image_column": Acts("chosen", samples, refused="cannot read the image"),
         "format": Acts("hh", samples, refused="in their common beginning"),
         "input_template": Acts(
             "{input}: {instruction}",

@@ -146,6 +146,7 @@ def samples(tried: Tried) -> list[tuple[Any, ...]]:
         (
             *(sample.id, sample.prompt_or_input_text, list(sample.references), dict(sample.meta_data or {}), weight),
             *((sample.rejected, sample.margin) if isinstance(sample, Preference) else ()),
+            *(picture.number for picture in sample.images),
         )
         for sample, weight in tried.component
     ]

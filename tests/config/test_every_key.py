@@ -33,13 +33,19 @@ from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.on_policy.replay import with_replay
-from rl4lms_like.policies.arguments import LoraArguments, MaskablePolicyArguments, PolicyArguments
+from rl4lms_like.policies.arguments import (
+    LoraArguments,
+    MaskablePolicyArguments,
+    PolicyArguments,
+    VisionPolicyArguments,
+)
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.system.schema import signature_of
 from rl4lms_like.system.wording import help_of
 from rl4lms_like.testing import models
 from tests.training import observations as see
+from tests.vision_models import save_vision_model
 
 FOLDERS = "FOLDERS"
 """Stands for the folder of the tiny models."""
@@ -84,6 +90,7 @@ def folders(tmp_path_factory):
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
     other.save_pretrained(base / "other_tokens")
+    save_vision_model(base / "qwen2_vl", "qwen2_vl")
     (base / "texts.jsonl").write_text('{"text": "it is here and there"}\n' * 9, encoding="utf-8")
     tokenizer.chat_template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     tokenizer.save_pretrained(base / "chat")
@@ -189,8 +196,20 @@ def supervised_base(family: str = "causal") -> dict[str, Any]:
     }
 
 
+def vision_base() -> dict[str, Any]:
+    blocks = run_base()
+    model = f"{FOLDERS}/qwen2_vl"
+    blocks["tokenizer"]["model_name"] = model
+    blocks["datapool"] = {"id": "tests.vision_models:ColourPool", "args": {"n_train": 4, "n_eval": 2, "side": 112}}
+    blocks["env"]["args"]["max_prompt_length"] = 64
+    blocks["alg"]["policy"]["id"] = "vision_lm_actor_critic_policy"
+    blocks["alg"]["policy"]["args"]["model_name"] = model
+    return blocks
+
+
 BASES = {
     "run": run_base,
+    "vision": vision_base,
     **{
         algorithm: lambda algorithm=algorithm: run_base(algorithm)
         for algorithm in ("ppo", "nlpo", "grpo", "a2c", "trpo")
@@ -496,6 +515,11 @@ MASKS: dict[str, Row | Silent] = {
     "mask_ema": Row(0.5, see.weights_of_two),
 }
 
+VISION: dict[str, Row | Silent] = {
+    "train_vision": Row("all"),
+    "max_pixels": Row(3200, lambda made: made.run.policy.pictures.encode(made.run.samples["train"][0], 99).tolist()),
+}
+
 _DROPOUT = {"alg.policy.args.dropout": True}
 
 LORA: dict[str, Row | Silent] = {
@@ -766,6 +790,12 @@ TABLES: dict[str, tuple[str, str, set[str], dict[str, Row | Silent]]] = {
     "env of seq2seq": ("seq2seq", "env.args.", {"context_start_token"}, {"context_start_token": Row(7, see.contexts)}),
     "policy": ("run", "alg.policy.args.", set(keys_of(PolicyArguments)), POLICY),
     "masks": ("nlpo", "alg.policy.args.", set(keys_of(MaskablePolicyArguments)) - set(keys_of(PolicyArguments)), MASKS),
+    "vision": (
+        "vision",
+        "alg.policy.args.",
+        set(keys_of(VisionPolicyArguments)) - set(keys_of(PolicyArguments)),
+        VISION,
+    ),
     "lora": ("run", "alg.policy.args.peft.", set(keys_of(LoraArguments)), LORA),
     **{
         name: (name, "alg.args.", own_keys(arguments) if name in ("a2c", "grpo") else set(keys_of(arguments)), table)

@@ -277,6 +277,8 @@ def test_the_keys_here_are_keys(tmp_path):
             "alg.args.reference_mixing",
         ):
             blocks["alg"] |= {"id": "grpo", "args": {}}
+        if key == "alg.policy.args.train_vision":
+            blocks["alg"]["policy"]["id"] = "vision_lm_actor_critic_policy"
         assert not is_unknown(blocks, key), key
 
     arguments = set()

@@ -10,6 +10,7 @@ import pytest
 
 from rl4lms_like.core.chat_template import ChatTemplate, set_template_date
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import DataPoolError
 from tests.chat_models import BOS, CHATML, END, FORGETFUL, MARKED, NO_SYSTEM, PLAIN, START, chat_tokenizer
@@ -162,3 +163,56 @@ def test_the_date_that_a_template_writes_is_the_only_change_of_a_fixed_date(toke
     assert ChatTemplate(tokenizer).render(TURNS) == with_clock or date.today() != tokenizer.template_date
     set_template_date(tokenizer, "2001-02-03")
     assert ChatTemplate(tokenizer).render(TURNS) != with_clock
+
+
+# As in templates of vision-language models: some read parts and texts, some nothing but parts.
+OF_PARTS = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- for part in message['content'] -%}
+{%- if part['type'] == 'image' -%}{{- '[IMG]' -}}{%- elif part['type'] == 'text' -%}{{- part['text'] -}}{%- endif -%}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+OF_BOTH = OF_PARTS.replace(
+    "{%- for part in message['content'] -%}",
+    "{%- if message['content'] is string -%}{{- message['content'] -}}{%- else -%}"
+    "{%- for part in message['content'] -%}",
+).replace("{%- endfor -%}\n{{- '<|im_end|>", "{%- endfor -%}{%- endif -%}\n{{- '<|im_end|>")
+FIGURE = Picture(contents=b"of a file")
+
+
+@pytest.mark.parametrize("template", [OF_PARTS, OF_BOTH])
+def test_a_template_writes_the_place_of_each_image(template):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Is "}, {"type": "image"}]}]
+    samples = {
+        "[IMG]Why?": Sample("0", "Why?", images=(FIGURE,)),
+        "[IMG] or [IMG]?": Sample("0", "<image> or <image>?", images=(FIGURE, FIGURE)),
+        "Is [IMG]": Sample.of_messages("0", parts, images=(FIGURE,)),
+        "Is <image> a tag?": Sample("0", "Is <image> a tag?"),  # without images, it is a text
+    }
+    for content, sample in samples.items():
+        rendered = ChatTemplate(chat_tokenizer(template), "Be kind.").with_rendered_prompt(sample).rendered_prompt
+        assert rendered == f"{START}system\nBe kind.{END}\n{START}user\n{content}{END}\n{START}assistant\n"
+
+
+@pytest.mark.parametrize("template", [OF_PARTS, OF_BOTH])
+def test_a_template_of_parts_writes_answers_and_their_end(template):
+    tokenizer = chat_tokenizer(template)
+    chat = ChatTemplate(tokenizer)
+    assert chat.end_of_turn == tokenizer.convert_tokens_to_ids(END)
+    prompt = chat.with_rendered_prompt(Sample("0", "Why?", images=(FIGURE,))).messages
+    ids, written = chat.encode([*prompt, {"role": "assistant", "content": "So."}])
+    assert tokenizer.decode([id for id, is_written in zip(ids, written, strict=True) if is_written]) == f"So.{END}"
+
+
+def test_another_number_of_places_than_images_is_refused(tokenizer):
+    with pytest.raises(DataPoolError, match="2 places"):
+        ChatTemplate(tokenizer).with_rendered_prompt(Sample("0", "<image> <image>", images=(FIGURE,)))
+
+
+def test_a_template_of_texts_gets_texts(tokenizer):
+    rendered = ChatTemplate(tokenizer).with_rendered_prompt(Sample("0", "Why?")).rendered_prompt
+    assert rendered == f"{BOS}{START}user\nWhy?{END}\n{START}assistant\n"

@@ -185,6 +185,17 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             f"{POLICY}.peft": {"target_modules": "all-linear"},
         },
     ),
+    "grpo_with_pictures": (
+        "idefics3",
+        {
+            **GROUPS,
+            **MINIBATCHES,
+            "alg.id": "grpo",
+            "alg.policy.id": "vision_lm_actor_critic_policy",
+            "datapool": {"id": "tests.vision_models:ColourPool", "args": {"n_train": 6, "n_eval": 3}},
+            "env.args.max_prompt_length": 32,
+        },
+    ),
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
 }
 """Name -> family of the model, and changes of `BASE`."""
@@ -327,7 +338,12 @@ def sample_by_episode(run: AssembledRun) -> None:
         n_batches = collector.seeds.drawn  # also counts those before the checkpoint of a resumed run
         first = ranks.rank * len(ids)
         seeds = [derived_seed(n_batches, "episode", first + row) for row in range(len(ids))]
-        rows = [generate(ids[i : i + 1], mask[i : i + 1], **{**options, "seed": seed}) for i, seed in enumerate(seeds)]
+        rows = []
+        for i, seed in enumerate(seeds):
+            of_row = {**options, "seed": seed}
+            if "pictures" in options:
+                of_row["pictures"] = options["pictures"][i : i + 1]
+            rows.append(generate(ids[i : i + 1], mask[i : i + 1], **of_row))
         return EpisodeBatch.concatenated([replace(row, group_ids=None, prompt_rows=None) for row in rows])
 
     policy.generate = by_episode

@@ -30,6 +30,7 @@ from tests.distributed.cells import (
 from tests.engines.vllm_server import VllmServer
 from tests.expert_models import save_experts
 from tests.offline.preferences.preference_runs import written
+from tests.vision_models import save_vision_model
 
 TOLERANCE = 1e-5
 RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_THREE]
@@ -47,6 +48,7 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iter
         (other / "config.json").write_text(json.dumps({**config, **dict.fromkeys(rates, 0.0)}))
     experts = {"output_router_logits": True, "router_aux_loss_coef": 0.3}
     save_experts(folder / "mixtral", "mixtral", tiny_tokenizer, **experts)
+    save_vision_model(folder / "idefics3", "idefics3")
     written(folder)
     texts = ["The sea is blue.", "A letter was lost in the town.", "Rain.", "Nobody asked, and nobody knew."]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -16,7 +16,7 @@ from rl4lms_like.rewards.synthetic import RewardIncreasingNumbers
 
 INJECTED = {
     *("tokenizer", "reward_function", "samples", "vocab_size", "eos_token_ids", "make_sampler", "stop_strings"),
-    "is_encoder_decoder",
+    *("is_encoder_decoder", "pictures"),
 }
 
 

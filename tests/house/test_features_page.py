@@ -32,6 +32,7 @@ CHANGES = {
     "`policy.args.engine: {id: vllm}`": {f"{POLICY}.engine": VLLM},
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
     "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
+    "`policy.id: vision_lm_actor_critic_policy`": {"alg.policy.id": "vision_lm_actor_critic_policy"},
     "seq2seq models": {"alg.policy.id": "seq2seq_lm_actor_critic_policy"},
     "`args.n_episodes` in place of `n_steps`": {"alg.args.n_episodes": 32},
     "`args.minibatch_episodes` in place of `batch_size`": {"alg.args.minibatch_episodes": 16},

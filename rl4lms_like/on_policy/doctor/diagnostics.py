@@ -147,6 +147,10 @@ def _duplicates(episodes: EpisodeBatch) -> tuple[float | None, float | None]:
     """
     prompts = _token_ids(episodes.prompt_ids, episodes.prompt_mask)
     responses = _token_ids(episodes.response_ids, episodes.action_mask)
+
+    # The ids of a picture are those of all pictures of its size.
+    if episodes.pictures is not None:
+        prompts = [(*ids, number) for ids, number in zip(prompts, episodes.pictures.tolist(), strict=True)]
     if len(set(prompts)) == 1:
         return None, None
     n_most = max(Counter(responses).values())

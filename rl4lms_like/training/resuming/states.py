@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rl4lms_like.config.run_config import TokenizerConfig
+from rl4lms_like.core.pictures import identity_of
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.policies.sharding import like, whole
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
@@ -118,6 +119,8 @@ def frozen_digests(
         texts.update(f"{split} {len(split_samples)}".encode())
         for sample in split_samples:
             prompt = sample.rendered_prompt or sample.prompt_or_input_text
+            # The pictures' numbers, too: a file with other pixels under the same name is another prompt.
+            prompt = identity_of(prompt, sample.images)
             texts.update(repr((sample.id, prompt, list(sample.references))).encode())
             if isinstance(sample, Preference):
                 texts.update(repr((sample.rejected, sample.margin)).encode())

@@ -1,0 +1,74 @@
+"""Arguments with which a vision-language model reads prompts: here alone, private methods of transformers are called.
+
+    prompts      input_ids  attention_mask  pixel_values ...  token types  position_ids
+    responses                                                 token types  position_ids     continued by the model
+
+Positions and types are those of the model's own `generate`. Families differ in them: Qwen-VL has three positions for
+each token, which depend on the sizes of the pictures, and PaliGemma's responses have another type than its prompts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from rl4lms_like.policies.pictures import TYPES, PictureEncoder
+
+CONTINUED = ("position_ids", *TYPES)
+"""Arguments with a number for each token besides ids and mask."""
+
+
+def prompt_inputs(
+    model: PreTrainedModel, pictures: PictureEncoder, ids: Tensor, mask: Tensor, numbers: list[int]
+) -> dict[str, Tensor]:
+    """Return the keyword arguments for a pass over prompts, or for `generate`.
+
+    Args:
+        model: the language model.
+        pictures: encoder of its prompts.
+        ids: `[n, prompt_len]`, padded on the left.
+        mask: `[n, prompt_len]`, bool.
+        numbers: of the prompts' pictures, `n` of them; 0 = none.
+    """
+    accepted = inspect.signature(type(model).forward).parameters
+    inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": mask.long()}
+    for name, tensor in pictures.tensors(numbers).items():
+        if name in accepted:
+            inputs[name] = tensor.to(ids.device)
+
+    # Of texts too: without types, some models attend to their tokens in another way.
+    for name in pictures.type_rules:
+        if name in accepted:
+            inputs[name] = pictures.types(name, ids) * mask
+
+    given = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+    any_model: Any = model
+    inputs["position_ids"] = any_model._prepare_position_ids_for_generation(ids, given)
+    return inputs
+
+
+def continued_inputs(model: PreTrainedModel, prompts: dict[str, Tensor], n_tokens: int) -> dict[str, Tensor]:
+    """Return positions and types of `n_tokens` tokens after prompts, each `[..., n, n_tokens]`.
+
+    Args:
+        model: the language model.
+        prompts: returned by `prompt_inputs`.
+        n_tokens: number of tokens after each prompt.
+    """
+    # By one token: for several, transformers would repeat the types of the prompt's last ones.
+    given = {name: prompts[name] for name in CONTINUED if name in prompts}
+    any_model: Any = model
+    after = any_model._update_model_kwargs_for_generation({}, dict(given), is_encoder_decoder=False, num_new_tokens=1)
+
+    inputs = {}
+    for name in given:
+        first = after[name][..., -1:]  # of the first token after the prompt
+        if name == "position_ids":
+            inputs[name] = first + torch.arange(n_tokens, device=first.device)
+        else:
+            inputs[name] = first.expand(*first.shape[:-1], n_tokens)
+    return inputs

@@ -1,0 +1,113 @@
+"""The configs of tasks with images run with tiny models, without the hub."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import datasets
+import pytest
+from PIL import Image
+
+from rl4lms_like.cli import main
+from rl4lms_like.python_api.python_run import train
+from tests.conftest import REPOSITORY
+from tests.training.test_task_configs import overrides
+from tests.vision_models import save_vision_model
+
+GEOMETRY = REPOSITORY / "task_configs" / "geometry3k" / "chat_grpo.yml"
+SHAPES = REPOSITORY / "task_configs" / "shapes" / "tiny_idefics3_grpo.yml"
+
+# As in Qwen's template: contents are texts or lists of parts.
+TEMPLATE = """\
+{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}\
+{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
+{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<eos>
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+TINY = {
+    "env.n_envs": 8,
+    "env.args.max_prompt_length": 256,
+    "env.args.max_episode_length": 6,
+    "alg.args.n_episodes": 8,
+    "alg.args.group_size": 4,
+    "alg.args.minibatch_episodes": 8,
+    "alg.args.micro_batch_size": 4000,
+    "alg.policy.args.peft.r": 2,
+    "alg.policy.args.dtype": "float32",
+    "alg.policy.args.generation_kwargs.max_new_tokens": 6,
+    "train_evaluation.n_iters": 1,
+    "train_evaluation.eval_batch_size": 4,
+    "train_evaluation.generation_kwargs.max_new_tokens": 6,
+}
+
+
+def figure(side: int) -> dict:
+    stream = io.BytesIO()
+    Image.new("RGB", (side, side), "white").save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": "figure.png"}
+
+
+@pytest.fixture(scope="module")
+def geometry(tmp_path_factory) -> dict[str, str]:
+    """Settings of a tiny model of the family, and of a table in the form of Geometry3K."""
+    folder = tmp_path_factory.mktemp("geometry")
+    model = save_vision_model(folder / "qwen2_5_vl", "qwen2_5_vl")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    features = datasets.Features(
+        {
+            "images": datasets.List(datasets.Image()),
+            "problem": datasets.Value("string"),
+            "answer": datasets.Value("string"),
+        }
+    )
+    tables = {}
+    for split, n in (("train", 6), ("validation", 3), ("test", 3)):
+        rows = {
+            "images": [[figure(40 + 4 * index)] for index in range(n)],
+            "problem": [f"<image>Find {index}." for index in range(n)],
+            "answer": [str(index) for index in range(n)],
+        }
+        tables[split] = datasets.Dataset.from_dict(rows, features=features)
+    datasets.DatasetDict(tables).save_to_disk(str(folder / "table"))
+    names = ("tokenizer.model_name", "alg.policy.args.model_name")
+    return dict.fromkeys(names, json.dumps(str(model))) | {"datapool.args.path": json.dumps(str(folder / "table"))}
+
+
+def test_the_config_of_geometry_problems_passes_the_check(geometry, capsys):
+    settings = [option for text in overrides(geometry | TINY) for option in ("--set", text)]
+    assert main(["check", str(GEOMETRY), *settings]) == 0
+    assert "train   6 samples; all prompts within 256 tokens" in (output := capsys.readouterr().out)
+    assert output.count("all with images") == 3
+
+
+def test_the_config_of_geometry_problems_trains_a_tiny_model(geometry, tmp_path):
+    folder = train(GEOMETRY, base_path_to_store_results=tmp_path, overrides=overrides(geometry | TINY))
+    predictions = json.loads((folder / "epoch_1_val_split_predictions.json").read_text())
+    assert [row["prompt_text"] for row in predictions] == [f"<image>Find {index}." for index in range(3)]
+    assert all(len(row["images"]) == 1 for row in predictions)
+
+
+def test_the_config_of_shapes_trains_the_embedded_model(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    few = {"train_evaluation.n_iters": 1, "datapool.args.n_train": 32, "datapool.args.n_eval": 8, "env.n_envs": 32}
+    few |= {"alg.args.n_episodes": 32, "alg.args.minibatch_episodes": 16}
+    folder = train(SHAPES, base_path_to_store_results=tmp_path, overrides=overrides(few))
+    (_, scores) = [json.loads(line) for line in (folder / "test_split_metrics.jsonl").read_text().splitlines()]
+    assert 0 <= scores["metrics"]["answers/exact_match"] <= 1
+
+
+def test_the_model_of_shapes_learns_colours_and_nothing_from_an_empty_picture(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    accuracy = {}
+    for constant in (False, True):
+        values = {"datapool.args.constant": json.dumps(constant)}
+        folder = train(
+            SHAPES,
+            base_path_to_store_results=tmp_path,
+            experiment_name=f"constant_{constant}",
+            overrides=overrides(values),
+        )
+        (*_, last) = (folder / "test_split_metrics.jsonl").read_text().splitlines()
+        accuracy[constant] = json.loads(last)["metrics"]["answers/exact_match"]
+    assert accuracy[False] >= 0.85 and accuracy[True] <= 0.35
