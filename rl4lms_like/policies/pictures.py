@@ -269,10 +269,10 @@ class PictureEncoder:
 
     def _processed(self, text: str, images: Sequence[Picture], *, adds_special_tokens: bool = True) -> Any:
         """Return what the processor makes of a prompt: a batch of one text."""
-        opened = [self._opened(picture) for picture in images]
+        opened = [self.opened(picture) for picture in images]
         return self.processor(text=[text], images=[opened], add_special_tokens=adds_special_tokens, return_tensors="pt")
 
-    def _opened(self, picture: Picture) -> Any:
+    def opened(self, picture: Picture) -> Any:
         """Return a picture as an image of PIL with at most `max_pixels` pixels."""
         image: Any = picture.open()
         if self.max_pixels is not None and image.width * image.height > self.max_pixels:

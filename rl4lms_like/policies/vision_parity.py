@@ -171,7 +171,8 @@ def processor_inputs(encoder: PictureEncoder, sample: Sample) -> Any:
     processor = encoder.processor
     text = sample.prompt_or_input_text.replace(PLACE, encoder.place)
     if sample.images:
-        inputs = processor(text=[text], images=[[picture.open() for picture in sample.images]], return_tensors="pt")
+        images = [encoder.opened(picture) for picture in sample.images]  # at most `max_pixels`, as in all prompts
+        inputs = processor(text=[text], images=[images], return_tensors="pt")
         inputs.pop("labels", None)
         return inputs
 

@@ -334,3 +334,9 @@ def test_the_recorded_distribution_is_that_of_the_generation_arguments(folder):
     )
     computed = policy.generation_log_prob(episodes, eos_token_ids=[], max_new_tokens=6)
     assert (computed - episodes.behavior_log_prob).abs().max() < EXACT
+
+
+def test_the_check_sees_pictures_as_small_as_max_pixels_makes_them(tmp_path):
+    folder = save_vision_model(tmp_path / "qwen", "qwen2_5_vl")
+    encoder = picture_encoder(folder, max_pixels=1600)  # less than the pictures of the probe have
+    assert make_vision_policy(folder, pictures=encoder).pictures is encoder
