@@ -129,10 +129,9 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
 
 def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     """Load a saved model with its adapters merged; return it and the dropout rates of its checkpoint."""
-    from safetensors.torch import load_file
     from transformers import AutoModelForSequenceClassification
 
-    from rl4lms_like.offline.assemble_supervised import head_modules
+    from rl4lms_like.offline.assemble_supervised import head_modules, load_head
     from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
 
     folder = str(saved.folder)
@@ -146,7 +145,7 @@ def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     unused = head_modules if head.is_file() else None
     model, dropout_rates = load_model(AutoModelForSequenceClassification, folder, unused=unused, n_labels=1)
     if head.is_file():
-        model.load_state_dict(load_file(head), strict=False)
+        load_head(model, head)
     return model, dropout_rates
 
 

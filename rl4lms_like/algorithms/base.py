@@ -766,7 +766,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         is_continued = super().collect_rollouts(env, *args, **kwargs)
 
         # Not in the first iteration, in which adapters still add nothing.
-        if self.policy.arguments.merges_adapters and self.n_iterations % CHECK_EVERY == 1:
+        if self.policy.merged_adapters and self.n_iterations % CHECK_EVERY == 1:
             self._compare_merged_adapters()
         return is_continued
 

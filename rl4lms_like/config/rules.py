@@ -449,8 +449,11 @@ def algorithm_with_split_weights(distributed: DistributedConfig, alg: Algorithm)
 def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArguments) -> Issues:
     """Check that the policy's weights can be split, and are all on the device of their process."""
     if distributed.strategy == "fsdp":
-        if policy.peft is not None:
-            yield ConfigIssue("alg.policy.args.peft", f"{shown(policy.peft)} {_WHOLE_WEIGHTS}")
+        # An engine gets a whole model into which the adapters are merged; split weights are never merged.
+        id = policy.engine["id"]
+        if policy.peft is not None and id != OWN_ENGINE:
+            text = f"with the engine {id}, {shown(policy.peft)} {_WHOLE_WEIGHTS}, or use engine: {{id: {OWN_ENGINE}}}"
+            yield ConfigIssue("alg.policy.args.peft", text)
         if policy.compile:
             yield ConfigIssue("alg.policy.args.compile", f"true {_WHOLE_WEIGHTS}")
         if policy.generates_in_other_dtype:
@@ -591,10 +594,13 @@ def reference_without_kl(policy: PolicyArguments, kl_div: KLConfig) -> Notices:
             yield Notice(f"alg.policy.args.{key}", message)
 
 
-def separate_adapters(policy: PolicyArguments) -> Notices:
+def separate_adapters(policy: PolicyArguments, distributed: DistributedConfig) -> Notices:
     """Report adapters that are not merged for forward passes because of another setting."""
-    if policy.peft is not None and policy.used_speedups.merged_adapters and policy.merging_obstacle:
-        message = f"no effect: with {policy.merging_obstacle}, adapters stay separate"
+    obstacle = policy.merging_obstacle
+    if distributed.strategy == "fsdp" and not obstacle:
+        obstacle = "distributed.strategy: fsdp and several processes"
+    if policy.peft is not None and policy.used_speedups.merged_adapters and obstacle:
+        message = f"no effect: with {obstacle}, adapters stay separate"
         yield Notice("alg.policy.args.speedups.merged_adapters", message)
 
 

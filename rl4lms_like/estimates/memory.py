@@ -9,7 +9,7 @@ The networks are built from their configs with fake tensors, which have shapes b
 tensors that it would keep for the backward pass, so the estimate needs no table of model families. In bytes:
 
     weights        4 per parameter; the critic is the policy without its output layer, the reference a copy; with
-                   adapters (`peft`) they share one base, and only the critic's adapters are added
+                   adapters (`peft`) they share one base, unless it is split, and only the critic's adapters are added
     gradients      4 per trained parameter; they grow while activations are freed, so in a single pass only those of
                    the output layer coexist with all activations; with micro-batches or checkpointing, all of them
     activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts
@@ -25,8 +25,10 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     masks          1 bit for each token of a rollout and each token of the vocabulary, once in parts and once joined
     process        current memory of Python and its libraries (main memory only)
     split weights  with `distributed.strategy: fsdp`, weights, gradients and optimizer state divided by the number of
-                   processes; + the policy's whole weights in the rollout (they are gathered to generate)
-                             + in the update whole weights and gradients of three blocks and of all that is in no block
+                   processes, those of each network apart, since the parts of a base are not shared
+                             + the policy's whole weights in the rollout (they are gathered to generate)
+                             + in the update whole weights and gradients of three blocks and of all that is in no block,
+                               with adapters only the weights
 
 A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout, and logits of a
 whole batch: four float32 buffers [tokens of prompts and references, vocabulary].
@@ -216,14 +218,15 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     device, available = _device(config)
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
     bytes_per_weight = FLOAT / n_parts  # in each process
+    is_split = n_parts > 1
 
     # The networks. Those on devices of their own need none of this device's memory.
     if config.alg.policy.reads_pictures:
         arguments = VisionPolicyArguments.known_in(policy_args)
     policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
-    critic = _critic(policy) if arguments.critic_device is None else _Critic(0, 0, None)
+    critic = _critic(policy, is_split=is_split) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
-    n_reference = _reference(policy) if has_reference else 0
+    n_reference = _reference(policy, is_split=is_split) if has_reference else 0
     reference_bytes = int(bytes_per_weight * n_reference)
     if has_reference and arguments.reference_dtype == "bfloat16":
         reference_bytes = _reference_in_bfloat16(policy, n_reference)
@@ -240,7 +243,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     if critic.n_trained:
         parameters += f", {critic.n_trained:,} of the critic"
     gathered = 0
-    if n_parts > 1:
+    if is_split:
         gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
     always = {
         "process": _process() + STARTED if device == "cpu" else 0,
@@ -249,7 +252,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         f"{role} weights": reference_bytes,
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "averaged weights": FLOAT * _n_averages(config) * policy.trained,
-        "merged weights": FLOAT * _n_merged(policy, critic.network),
+        "merged weights": 0 if is_split else FLOAT * _n_merged(policy, critic.network),
     }
 
     def of_responses(*, shortest: bool) -> MemoryEstimate:
@@ -270,7 +273,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
             "KV cache": (1 + n_mask_models) * policy.cache(plan),
-            "gathered policy": FLOAT * policy.parameters if n_parts > 1 else 0,
+            "gathered policy": FLOAT * policy.parameters if is_split else 0,
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
@@ -290,7 +293,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         # A layer with a separate adapter frees tensors as large as the one that it keeps, and glibc does not use a
         # freed aligned block again for an aligned tensor of the same size.
         freed_by_adapters = 0
-        if device == "cpu" and arguments.peft is not None and not arguments.merges_adapters:
+        has_separate_adapters = arguments.peft is not None and (is_split or not arguments.merges_adapters)
+        if device == "cpu" and has_separate_adapters:
             freed_by_adapters = int(FREED_BY_ADAPTERS[arguments.dtype] * sizes["activations"])
         return MemoryEstimate(
             sizes,
@@ -439,7 +443,7 @@ class _Critic(NamedTuple):
     network: NetworkShapes | None  # None if there is no forward pass of its own
 
 
-def _critic(policy: NetworkShapes) -> _Critic:
+def _critic(policy: NetworkShapes, *, is_split: bool) -> _Critic:
     # A value head has one weight for each hidden unit.
     arguments = policy.arguments
     if arguments.critic == "none":
@@ -447,10 +451,11 @@ def _critic(policy: NetworkShapes) -> _Critic:
     if arguments.critic == "shared":
         return _Critic(policy.width, policy.width, None)
 
-    # A copy of the policy shares its frozen weights.
+    # A copy of the policy shares its frozen weights, but not the parts of split ones.
     if arguments.critic_model in (None, arguments.model_name):
-        n_weights = policy.trained_trunk + policy.width
-        return _Critic(n_weights, n_weights, policy)
+        n_trained = policy.trained_trunk + policy.width
+        n_weights = policy.trunk + policy.width if is_split else n_trained
+        return _Critic(n_weights, n_trained, policy)
     network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
     return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
 
@@ -472,10 +477,12 @@ def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan) -> dict[str, int
 
 def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
     """Return the number of split weights and gradients that are whole at once in the update."""
-    # Blocks are gathered one after the other; the rest stays whole, with gradients in networks that are trained.
-    n = 3 * policy.largest_block + 2 * policy.outside_blocks
+    # Blocks are gathered one after the other, the next one before the last one is freed; the rest stays whole. In
+    # networks that are trained, gradients are added, of a block and of the rest. Those of adapters are small.
+    n_gradients = 1 if policy.arguments.peft is None else 0
+    n = (2 + n_gradients) * policy.largest_block + (1 + n_gradients) * policy.outside_blocks
     if critic is not None:
-        n += 2 * critic.outside_blocks
+        n += (1 + n_gradients) * critic.outside_blocks
     if has_reference:
         n += policy.outside_blocks
     return n
@@ -496,15 +503,17 @@ def _n_averages(config: RunConfig | SupervisedConfig) -> int:
     return 1 if average.bias_power is None else 3
 
 
-def _reference(policy: NetworkShapes) -> int:
+def _reference(policy: NetworkShapes, *, is_split: bool) -> int:
     """Return the number of weights of the reference that are not shared with the policy."""
-    # The reference of a policy with adapters is the base under them, which is in memory already. Another model is
-    # loaded without adapters.
+    # The reference of a policy with adapters is the base under them, which is in memory already, but for the parts of
+    # a split one. Another model is loaded without adapters.
     arguments = policy.arguments
     if arguments.kl_model not in (None, arguments.model_name):
         whole = replace(arguments, peft=None)
         return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).parameters
-    return policy.parameters if arguments.peft is None else 0
+    if arguments.peft is None:
+        return policy.parameters
+    return policy.parameters - policy.trained if is_split else 0
 
 
 def _reference_in_bfloat16(policy: NetworkShapes, n_reference: int) -> int:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from safetensors.torch import load_file
 from stable_baselines3.common.utils import get_device, set_random_seed
 from torch import nn
 from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -590,3 +592,20 @@ def check_model(config: OfflineConfig) -> None:
 def head_modules(model: PreTrainedModel) -> list[str]:
     """Return the names of the modules of a classifier that are not part of its language model."""
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]
+
+
+def load_head(model: PreTrainedModel, file: Path) -> None:
+    """Load the output layer of a reward model from a file of a checkpoint, in place.
+
+    Args:
+        model: with the weights of its language model, which the file lacks.
+        file: `head.safetensors`.
+
+    Raises:
+        ModelError: the file has other weights than those of the model's output layer.
+    """
+    result = model.load_state_dict(load_file(file), strict=False)
+    prefixes = tuple(f"{name}." for name in head_modules(model))
+    wrong = [name for name in result.missing_keys if name.startswith(prefixes)] + result.unexpected_keys
+    if wrong:
+        raise ModelError(f"the output layer in {file} does not match this model: {', '.join(wrong[:3])}")

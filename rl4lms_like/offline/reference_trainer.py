@@ -39,7 +39,7 @@ from transformers.trainer_utils import EvalLoopOutput, load_sharded_checkpoint
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rl4lms_like.core.seeding import derived_seed
-from rl4lms_like.offline.assemble_supervised import SupervisedRun
+from rl4lms_like.offline.assemble_supervised import SupervisedRun, load_head
 from rl4lms_like.offline.objective import TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH
 from rl4lms_like.policies.generation import seeded
@@ -494,7 +494,7 @@ class ReferenceTrainer(Trainer):
         model: Any = self.run.model
         if has_lora(model):
             if self.run.head:
-                model.load_state_dict(load_file(folder / HEAD), strict=False)
+                load_head(model, folder / HEAD)
             load_adapters(model, folder / "adapter_model.safetensors")
             return
         if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():

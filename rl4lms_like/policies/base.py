@@ -139,10 +139,11 @@ class LMActorCriticPolicy(BasePolicy):
             self._sharded = [reader.split_weights(mesh) for reader in readers if reader is not None]
         self.to(device)
 
-        # For their passes only: what is saved, and what an optimizer changes, are the adapters.
+        # For their passes only: what is saved, and what an optimizer changes, are the adapters. Split weights are whole
+        # for a pass of their block only, and copies with adapters merged into them would stay whole.
         product = linear if self.arguments.used_speedups.onednn else functional.linear
         self.merged_adapters: dict[EpisodeReader, MergedAdapters] = {}
-        if self.arguments.merges_adapters:
+        if self.arguments.merges_adapters and not sharded:
             for reader in (self.reader, self.value_reader):
                 if reader is not None:
                     self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)

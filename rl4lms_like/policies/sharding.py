@@ -36,6 +36,8 @@ class ShardedNetwork:
     """
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+        separate_frozen_weights(model)
+
         # Inner modules first: each unit has the weights that are not split yet.
         self._blocks = [shard(block, mesh) for block in reversed(blocks_of(model))]
         self._root = shard(_Root(model), mesh)
@@ -80,6 +82,20 @@ class ShardedNetwork:
         self._is_gathered = keep
         for block in self._blocks:
             block.set_reshard_after_forward(not keep, recurse=False)
+
+
+def separate_frozen_weights(model: nn.Module) -> None:
+    """Replace the frozen weights of a model by others with the same memory, in place; tied ones stay tied.
+
+    Networks with adapters share frozen weights. Splitting one of them moves its weights to the device in place, where
+    those of the others would stay whole until they are split too.
+    """
+    own_weights: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if not weight.requires_grad:
+                own_weight = own_weights.setdefault(weight, nn.Parameter(weight.detach(), requires_grad=False))
+                setattr(module, name, own_weight)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -142,15 +158,20 @@ def plain_copy(model: Any) -> Any:
     """Return a copy in main memory of a language model of transformers whose weights are split, and gathered now.
 
     FSDP's hooks on `state_dict` would split the weights of the model itself again.
-    """
-    # Tied weights under each of their names; buffers that no state dict has are ignored (`strict=False`).
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    state = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
 
+    Raises:
+        RuntimeError: the model does not have the weights of its class; a model with adapters has other ones.
+    """
     # On `meta`, the weights of the new model need no memory before they are replaced.
     with torch.device("meta"):
         copy = type(model)(model.config)
-    copy.load_state_dict(state, strict=False, assign=True)
+
+    # Tied weights under each of their names, and the buffers that are saved. A missing or further one is an error: what
+    # is not loaded would stay on `meta`, without values.
+    state = dict(model.named_parameters(remove_duplicate=False))
+    saved_names = copy.state_dict().keys()
+    state |= {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
+    copy.load_state_dict({name: tensor.detach().cpu() for name, tensor in state.items()}, assign=True)
     copy.generation_config = model.generation_config
     return copy
 

@@ -375,12 +375,15 @@ MASKED = {
 }
 
 
+VLLM = {"id": "vllm", "args": {"url": "http://localhost:8000", "weights_dir": "weights"}}
+
+
 @pytest.mark.parametrize(
     ("path", "changes"),
     [
         ("alg.id", {"alg.id": "trpo", "alg.args": {"n_steps": 16}}),
         ("alg.id", MASKED),
-        ("alg.policy.args.peft", {"alg.policy.args.peft": {"r": 2}}),
+        ("alg.policy.args.peft", {"alg.policy.args.peft": {"r": 2}, "alg.policy.args.engine": VLLM}),
         ("alg.policy.args.compile", {"alg.policy.args.compile": True}),
     ],
 )
@@ -485,6 +488,14 @@ def test_adapters_that_stay_separate_are_noticed(run, arguments, reason):
     path = "alg.policy.args.speedups.merged_adapters"
     expected = f"no effect: with {reason}, adapters stay separate" if reason else None
     assert notices(run).get(path) == expected
+
+
+@pytest.mark.parametrize(("merges", "is_noticed"), [(True, True), (False, False)])
+def test_adapters_of_split_weights_stay_separate(run, merges, is_noticed):
+    run["alg"]["policy"]["args"] |= {"peft": {"r": 2}, "speedups": {"merged_adapters": merges}}
+    run["distributed"] = {"strategy": "fsdp"}
+    notice = notices(run).get("alg.policy.args.speedups.merged_adapters", "")
+    assert ("distributed.strategy: fsdp" in notice) == is_noticed
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ N_ENVS = 6
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
 STATEFUL_FSDP = "stateful_fsdp"
+STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
 CHECKPOINTS = {
     STATEFUL: "iteration_00002",
@@ -89,6 +92,11 @@ SMALL_STEPS = {"alg.args.critic_learning_rate": 1e-4}
 """For a critic that diverges with the learning rate of the others: a change of its weights in the last bit would grow
 to 1e-5 to 1e-3, also in one process."""
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
+
+ADAPTERS = {
+    f"{POLICY}.peft": {"target_modules": "all-linear"},
+    f"{POLICY}.speedups": {"merged_adapters": False},  # one process could merge them, several could not
+}
 
 CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "ppo": ("gpt2", {**SEPARATE, **MINIBATCHES, **SMALL_STEPS, "alg.args.critic_pretrain": {"max_rollouts": 1}}),
@@ -176,6 +184,10 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.kl_div.estimator": "full",
         },
     ),
+    "fsdp_grpo_with_adapters": (
+        "gpt2",
+        {**GROUPS, **MINIBATCHES, **FSDP, **ADAPTERS, "alg.id": "grpo", "alg.args.n_epochs": 1},
+    ),
     "ppo_with_adapters": (
         "gpt2",
         {
@@ -199,6 +211,35 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
 }
 """Name -> family of the model, and changes of `BASE`."""
+SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fsdp_ppo_with_adapters": (
+        "gpt2",
+        {
+            **SEPARATE,
+            **MINIBATCHES,
+            **FSDP,
+            **ADAPTERS,
+            "alg.args.micro_batch_size": 8,
+            "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
+            "alg.args.normalize_advantage": True,
+            f"{POLICY}.gradient_checkpointing": True,
+        },
+    ),
+    "fsdp_ppo_with_adapters_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, **ADAPTERS}),
+    "fsdp_ppo_with_adapters_of_experts": ("mixtral", {**SEPARATE, **MINIBATCHES, **FSDP, **ADAPTERS}),
+    "fsdp_grpo_with_adapters_and_rows": (
+        "gpt2",
+        {
+            **GROUPS,
+            **MINIBATCHES,
+            **FSDP,
+            **ADAPTERS,
+            "alg.id": "grpo",
+            f"{POLICY}.peft": {"target_modules": "all-linear", "use_dora": True, "trainable_token_indices": [5, 7]},
+        },
+    ),
+}
+"""The same, of runs that split the weights of networks with adapters, for `test_split_adapters.py`."""
 OF_ENGINE = ("engine", "fsdp_grpo")
 """Cells whose responses come from a server."""
 BFLOAT16 = "fsdp_bfloat16"
@@ -254,9 +295,11 @@ def config_of(cell: str, models: Path) -> Any:
             "env.args.max_episode_length": 40,
             "env.dialogue": {"id": "tests.dialogues:Chatter", "max_turns": 4, "max_turn_length": 6},
         },
+        STATEFUL_ADAPTERS: {**stateful, **FSDP, **SEPARATE, f"{POLICY}.peft": {"r": 4}},
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }
-    family, changes = CELLS[cell] if cell in CELLS else ("gpt2", further[cell])
+    cells = CELLS | SPLIT_ADAPTERS
+    family, changes = cells[cell] if cell in cells else ("gpt2", further[cell])
     model = str(models / family)
     named: dict[str, Any] = {"tokenizer.model_name": model, f"{POLICY}.model_name": model}
     if cell in OF_ENGINE:
@@ -298,9 +341,9 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         run = assemble_supervised(config, ranks)
     else:
         run = assemble_preferences(config, ranks)
-    if cell in CELLS:
+    if cell in CELLS or cell in SPLIT_ADAPTERS:
         sample_by_episode(run)
-    if cell in SPLIT and ranks.size > 1:
+    if (cell in SPLIT or cell in SPLIT_ADAPTERS) and ranks.size > 1:
         sizes = [(each.numel(), each.to_local().numel()) for each in run.policy.parameters()]
         share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
         (output / f"{cell}.rank{ranks.rank}.share").write_text(str(share))
@@ -318,13 +361,13 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
     save_file(weights, output / f"{cell}.rank{ranks.rank}.safetensors")
 
 
-def run_and_resume(cell: str, models: Path, output: Path, ranks: Ranks) -> None:
-    """Train a cell whose processes have random numbers and rewards of their own; resume a copy from its checkpoint."""
+def run_and_resume(cell: str, checkpoint: str, models: Path, output: Path, ranks: Ranks) -> None:
+    """Train a cell whose processes have random numbers and rewards of their own; resume a copy from a checkpoint."""
     whole, resumed = (output / f"{cell}_{name}" for name in ("whole", "resumed"))
     run_cell(cell, models, whole, ranks)
     # only what the first process writes: others may still save their weights
     ranks.from_main(lambda: shutil.copytree(whole / "cells", resumed / "cells"))
-    run_cell(cell, models, resumed, ranks, resume_from=resumed / "cells" / cell / "checkpoints" / CHECKPOINTS[cell])
+    run_cell(cell, models, resumed, ranks, resume_from=resumed / "cells" / cell / "checkpoints" / checkpoint)
 
 
 def sample_by_episode(run: AssembledRun) -> None:
@@ -349,18 +392,33 @@ def sample_by_episode(run: AssembledRun) -> None:
     policy.generate = by_episode
 
 
-def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path, by_one: Path) -> None:
-    """Train all cells of a group of processes, in one of them; starting a group takes longer than most cells."""
+@contextmanager
+def process_in_group(rank: int, n_ranks: int, port: int) -> Iterator[Ranks]:
+    """Make this process a member of a group within the block."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n_ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with process_ranks(120) as ranks:
+        yield ranks
+
+
+def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path, by_one: Path) -> None:
+    """Train all cells of a group of processes, in one of them; starting a group takes longer than most cells."""
+    with process_in_group(rank, n_ranks, port) as ranks:
         for cell in (*CELLS, *OFFLINE) if n_ranks == 2 else OF_THREE:
             run_cell(cell, models, output, ranks)
         for cell in CHECKPOINTS if n_ranks == 2 else ():
-            run_and_resume(cell, models, output, ranks)
+            run_and_resume(cell, CHECKPOINTS[cell], models, output, ranks)
         if n_ranks == 2:
             run_cell(BFLOAT16, models, output, ranks)
             resume_other(by_one, models, output / "from_one", ranks)
+
+
+def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:
+    """Train networks with adapters in a group of processes that split their weights, in one of them."""
+    with process_in_group(rank, n_ranks, port) as ranks:
+        for cell in SPLIT_ADAPTERS:
+            run_cell(cell, models, output, ranks)
+        run_and_resume(STATEFUL_ADAPTERS, "iteration_00001", models, output, ranks)
 
 
 def resume_other(other: Path, models: Path, output: Path, ranks: Ranks) -> None:

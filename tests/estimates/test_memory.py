@@ -124,6 +124,35 @@ def test_processes_split_the_weights_but_not_those_of_a_generation(family):
     assert split.gathered == 4 * (3 * max(sizes) + 5 * outside)
 
 
+def test_each_network_splits_the_base_of_its_adapters(tiny_gpt2_dir):
+    pytest.importorskip("peft")
+    blocks = run_blocks()
+    peft = {"r": 2, "target_modules": "all-linear"}
+    blocks["alg"]["policy"]["args"] |= {"model_name": str(tiny_gpt2_dir), "peft": peft}
+    blocks["env"]["n_envs"] = 4
+    whole = estimate_memory(parse_config(blocks), 2)
+    split = estimate_memory(parse_config({**blocks, "distributed": {"strategy": "fsdp"}}), 2)
+
+    # The networks of a real policy, each of which processes would split.
+    policy = make_policy("causal", tiny_gpt2_dir, peft=peft)
+    sizes = {}
+    for name, network in (("policy", policy.policy_model), ("critic", policy.value_model), ("ref", policy.ref_model)):
+        sizes[name] = sum(weight.numel() for weight in network.parameters())
+    trained = sum(weight.numel() for weight in policy.parameters() if weight.requires_grad)
+    head = policy.value_head.weight.numel()
+    assert split.parts["policy weights"] == 4 * sizes["policy"] / 2
+    assert split.parts["critic weights"] == 4 * (sizes["critic"] + head) / 2
+    assert split.parts["reference weights"] == 4 * sizes["ref"] / 2
+    assert split.parts["gradients"] == 4 * trained / 2
+    assert whole.parts["reference weights"] == 0 < whole.parts["critic weights"] < split.parts["critic weights"]
+
+    # Nothing is merged; whole in the update are two blocks, and the rest of each network.
+    assert split.parts["merged weights"] == 0 < whole.parts["merged weights"]
+    block = sum(weight.numel() for weight in policy.policy_model.transformer.h[0].parameters())
+    outside = sum(weight.numel() for weight in policy.policy_model.parameters()) - block
+    assert split.gathered == 4 * (2 * block + 3 * outside)
+
+
 def test_activations_are_those_a_real_forward_pass_keeps(family):
     run, config = family
     model, kept = built(config), {}

@@ -15,6 +15,7 @@ from tests.conftest import REPOSITORY
 POLICY = "alg.policy.args"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
+SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
@@ -59,6 +60,8 @@ CHANGES = {
     "`train_evaluation.n_credit_episodes`": {"train_evaluation.n_credit_episodes": 3},
     "`train_evaluation.callbacks`": {"train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}]},
     "`train_evaluation.average`": {"train_evaluation.average": {"decay": 0.9, "every": 2}},
+    "`distributed.strategy: fsdp` with `policy.args.peft`": SPLIT_ADAPTERS,
+    "the same with `policy.args.engine: {id: vllm}`": {**SPLIT_ADAPTERS, f"{POLICY}.engine": VLLM},
 }
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.loading import load_model, load_model_config, load_tokenizer, whole_checkpoint
-from rl4lms_like.policies.lora import has_lora
+from rl4lms_like.policies.lora import add_lora, has_lora, load_adapters
 from rl4lms_like.policies.parity import check_parity
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.system.errors import MissingExtraError, ModelError
@@ -358,6 +360,20 @@ def test_an_adapter_of_another_model_is_refused(checkpoints, tmp_path):
 
 
 # --- what does not fit ------------------------------------------------------------------------------------------------
+
+
+def test_a_file_without_one_of_the_adapters_is_refused(checkpoints, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
+    add_lora(model, {"r": 2}, dropout=False)
+    file = tmp_path / "adapter_model.safetensors"
+    weights = peft_package.get_peft_model_state_dict(model, save_embedding_layers=False)
+    save_file(weights, file)
+    load_adapters(model, file)
+
+    lost = next(name for name in weights if "lora_B" in name)
+    save_file({name: weight for name, weight in weights.items() if name != lost}, file)
+    with pytest.raises(ModelError, match=re.escape(lost.removesuffix(".weight"))):
+        load_adapters(model, file)
 
 
 def test_an_adapter_of_the_output_layer_is_read_through_the_model(checkpoints):
