@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -238,7 +239,8 @@ class CrossEntropy(TrainingObjective):
 
     def routing(self, model: Any, batch: Batch) -> Routing:
         inputs = {name: to_device(tensor, model.device) for name, tensor in batch.items() if name != "labels"}
-        output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
+        with nullcontext() if self.logits_budget is None else without_logits(model):  # no logits are read
+            output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
         return self._routing_of(model, output, inputs)
 
     def _routing_of(self, model: Any, output: Any, batch: Batch) -> Routing:

@@ -429,9 +429,11 @@ def _with_start_of(folder: Path, config: ConfigT) -> ConfigT:
         chosen = config.alg.policy.args.get(speedups.KEY) or {}
         config = with_speedups(config, {**stored_speedups, **chosen})
 
+    # A command has the default if it does not name the key. The run may have been changed since to have a budget.
     if isinstance(config, SupervisedConfig):
         is_default = config.alg.logits_budget_mb == DEFAULT_LOGITS_BUDGET_MB
-        if is_default and at(stored, LOGITS_BUDGET) is None:
+        began_with_whole = at(stored, LOGITS_BUDGET) is None or is_original(LOGITS_BUDGET, None, read_changes(folder))
+        if is_default and began_with_whole:
             config = replace(config, alg=replace(config.alg, logits_budget_mb=None))
     return config
 

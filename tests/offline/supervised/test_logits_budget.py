@@ -25,6 +25,7 @@ from tests.expert_models import save_experts
 from tests.offline.supervised.test_resume import blocks, started, stopped
 from tests.offline.supervised.test_trainer import six_steps, trainer_of  # noqa: F401  (a fixture)
 from tests.robustness.killed_runs import files_of
+from tests.training.resuming.test_resume import StoppedError
 
 FAMILIES = {
     "gpt2": make_causal_lm,  # output layer tied to the embeddings
@@ -116,11 +117,15 @@ def test_the_balancing_loss_of_experts_is_the_same(family, tmp_path, tiny_tokeni
         objective = objective_of(model, budget)
         model.zero_grad()
         torch.manual_seed(0)  # of the dropout
-        objective.begin_balancing(model, [EXAMPLES])
-        loss = objective.loss(model, batch_of(EXAMPLES, is_encoder_decoder=False), 13)
-        loss.backward()
+        batches = [batch_of(part, is_encoder_decoder=False) for part in (EXAMPLES[:3], EXAMPLES[3:])]
+        objective.begin_balancing(model, batches)
+        total = 0.0
+        for batch in batches:
+            loss = objective.loss(model, batch, 13)
+            loss.backward()
+            total += float(loss.detach())
         assert float(objective.balancing.value) > 0.5
-        results.append((float(loss.detach()), gradient(model)))
+        results.append((total, gradient(model)))
     (whole, expected), (chunked, obtained) = results
     assert chunked == pytest.approx(whole, rel=1e-6)
     assert float((obtained - expected).norm()) <= 1e-6 * float(expected.norm())
@@ -221,6 +226,10 @@ def small_budget(monkeypatch):
     monkeypatch.setattr("rl4lms_like.offline.assemble_supervised.logits_budget", lambda config, model: 2000)
 
 
+def stop(*arguments, **named):
+    raise StoppedError
+
+
 @pytest.mark.usefixtures("small_budget")
 def test_a_resumed_run_has_the_bytes_of_one_that_was_not_stopped(tmp_path, monkeypatch, tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir)
@@ -247,8 +256,14 @@ def test_a_run_of_a_version_without_the_key_keeps_whole_logits(tmp_path, monkeyp
     # Another one changes rounding, which the user has to accept.
     with raises_at("alg.logits_budget_mb"):
         resumption(folder, ["alg.logits_budget_mb=64"])
-    changed = resumption(folder, ["alg.logits_budget_mb=64"], accepted=["alg.logits_budget_mb"])
-    assert changed.config.alg.logits_budget_mb == 64
-    mapping["alg"]["logits_budget_mb"] = 64
-    found, reasons = find_unfinished(parse_config(mapping), folder)
+    other = {**mapping, "alg": {**mapping["alg"], "logits_budget_mb": 64}}
+    found, reasons = find_unfinished(parse_config(other), folder)
     assert found is None and "logits_budget_mb" in reasons[0]
+
+    # Once accepted, it stays, also for the command that started the run.
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(CrossEntropy, "loss", stop)
+        resume(folder, overrides=["alg.logits_budget_mb=64"], accepted=["alg.logits_budget_mb"], quiet=True)
+    found, _ = find_unfinished(parse_config(mapping), folder)
+    assert found is not None and found.config.alg.logits_budget_mb == 64
+    found.lock.release()
