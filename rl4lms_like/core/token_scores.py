@@ -289,6 +289,8 @@ class _TokenScores(torch.autograd.Function):
             probs, log_prob[rows], entropy[rows] = _softmax(logits, actions[rows], _rows_of(allowed, rows))
             if stores_probs:
                 ctx.probs = probs
+            # Before those of the next chunk are made, so that there are never more than two of this size.
+            del logits, probs
 
         ctx.save_for_backward(hidden, weight, bias, actions, entropy, allowed)
         ctx.scale = scale
@@ -343,6 +345,7 @@ class _TokenScores(torch.autograd.Function):
             if needs_weight:
                 product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
+            del probs, grad  # one tensor, as in the forward pass
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
