@@ -730,7 +730,7 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("attn_implementation", f"{name!r} has no float32; set training_args.bf16: true")
 
 
-DEFAULT_LOGITS_BUDGET_MB: float = 512
+DEFAULT_LOGITS_BUDGET_MB = 512.0  # as it is written to `config.json` and read again
 
 
 @dataclass(frozen=True, kw_only=True)
