@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
-from annotated_types import Interval
+from annotated_types import Ge, Interval
 from pydantic import AfterValidator
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
@@ -754,6 +754,9 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("attn_implementation", f"{name!r} has no float32; set training_args.bf16: true")
 
 
+DEFAULT_LOGITS_BUDGET_MB = 512.0  # as it is written to `config.json` and read again
+
+
 @dataclass(frozen=True, kw_only=True)
 class SupervisedAlgConfig(_OfflineAlgConfig):
     """The `alg` block of a supervised run.
@@ -763,11 +766,15 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
         loss_on_prompt: for causal models: train on the prompts too, not only on the references.
         block_length: tokens of an example of data that are texts without prompts; longer texts are divided. Default:
             the longest text that model and tokenizer accept.
+        logits_budget_mb: limit in MiB for the logits of a forward pass. If those of all tokens of a batch need more
+            (4 bytes x tokens x vocabulary size), only those of learned tokens are computed, and recomputed for the
+            gradient, in chunks of this size. null has no limit.
     """
 
     id: Literal["supervised"]
     loss_on_prompt: bool = False
     block_length: BlockLength | None = None
+    logits_budget_mb: Annotated[float, Ge(1)] | None = DEFAULT_LOGITS_BUDGET_MB
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from super().issues()
@@ -776,6 +783,17 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
             yield ConfigIssue("", text)
         if not self.is_causal and self.block_length is not None:
             yield ConfigIssue("block_length", "only causal models learn texts without prompts; remove it")
+
+        # null is what they mean, and the default cannot be told from no value.
+        if self.needs_whole_logits and self.logits_budget_mb not in (None, DEFAULT_LOGITS_BUDGET_MB):
+            text = "has no effect with training_args.label_smoothing_factor and torch_compile; remove it"
+            yield ConfigIssue("logits_budget_mb", text)
+
+    @property
+    def needs_whole_logits(self) -> bool:
+        """True if the loss of a batch is computed from the logits of all its tokens, whatever the budget is."""
+        compile_keys = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+        return any(self.training_args.get(key) for key in ("label_smoothing_factor", *compile_keys))
 
 
 @dataclass(frozen=True, kw_only=True)

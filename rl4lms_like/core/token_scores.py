@@ -279,15 +279,18 @@ class _TokenScores(torch.autograd.Function):
 
         # p `[n_tokens, vocab]` is stored for the backward pass only if all tokens fit into one chunk, that is, into the
         # budget. Not by `save_for_backward`: the backward pass overwrites it.
-        stores_probs = n_tokens <= chunk_size and any(ctx.needs_input_grad[:3])
+        chunks = _chunks(n_tokens, chunk_size)
+        stores_probs = len(chunks) == 1 and any(ctx.needs_input_grad[:3])
         ctx.probs = None
-        for rows in _chunks(n_tokens, chunk_size):
+        for rows in chunks:
             logits = head.logits(hidden[rows])
             if allowed is not None:
                 raw_log_prob[rows] = _log_prob(logits, actions[rows])  # before `_softmax` overwrites the logits
             probs, log_prob[rows], entropy[rows] = _softmax(logits, actions[rows], _rows_of(allowed, rows))
             if stores_probs:
                 ctx.probs = probs
+            # Before those of the next chunk are made, so that there are never more than two of this size.
+            del logits, probs
 
         ctx.save_for_backward(hidden, weight, bias, actions, entropy, allowed)
         ctx.scale = scale
@@ -313,12 +316,12 @@ class _TokenScores(torch.autograd.Function):
         # dL/dh [n_tokens, d]; dL/dW [vocab, d] and dL/db [vocab] are sums over the chunks. With one chunk, dL/dW is its
         # product itself: a matrix of zeros to add it to would take as much memory as the head.
         _, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        is_single_chunk = len(actions) <= ctx.chunk_size
+        chunks = _chunks(len(actions), ctx.chunk_size)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if needs_weight and not is_single_chunk else None
+        grad_weight = torch.zeros_like(weight) if needs_weight and len(chunks) != 1 else None
         grad_bias = torch.zeros_like(bias) if needs_bias else None
 
-        for rows in _chunks(len(actions), ctx.chunk_size):
+        for rows in chunks:
             # p, stored by the forward pass or recomputed with the same operations.
             probs = ctx.probs
             if probs is None:
@@ -342,6 +345,7 @@ class _TokenScores(torch.autograd.Function):
             if needs_weight:
                 product = grad.T @ hidden[rows]
                 grad_weight = product if grad_weight is None else grad_weight.add_(product)
+            del probs, grad  # one tensor, as in the forward pass
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 

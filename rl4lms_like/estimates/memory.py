@@ -30,8 +30,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                              + in the update whole weights and gradients of three blocks and of all that is in no block,
                                with adapters only the weights
 
-A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout, and logits of a
-whole batch: four float32 buffers [tokens of prompts and references, vocabulary].
+A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout. If the logits of a
+whole batch fit into `alg.logits_budget_mb`, they are four float32 buffers [tokens of prompts and references,
+vocabulary]; otherwise two buffers [learned tokens, vocabulary], each at most that budget.
 
 Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
 and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of
@@ -357,9 +358,15 @@ def estimate_supervised_memory(
     max_new_tokens = int(kwargs.get("max_new_tokens") or kwargs.get("max_length") or DEFAULT_LENGTH)
     generation = replace(plan, response_tokens=max_new_tokens)
 
-    # A causal model has logits of its prompts, too: its output, the copy without the last token, their log-softmax, and
-    # a gradient.
-    n_logits = response_tokens + (prompt_tokens if causal else 0)
+    # A causal model has whole logits of its prompts, too: its output, the copy without the last token, their
+    # log-softmax, and a gradient. Where they exceed the budget: probabilities and logits, of the learned tokens.
+    vocab_size = int(model.config.vocab_size)
+    n_positions = response_tokens + (prompt_tokens if causal else 0)
+    logits = 4 * FLOAT * batch_size * n_positions * vocab_size
+    budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
+    if budget_mb is not None and logits > 4 * budget_mb * 2**20:
+        learned = FLOAT * batch_size * response_tokens * vocab_size
+        logits = 2 * min(learned, int(budget_mb * 2**20))
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
         "model weights": FLOAT * model.parameters,
@@ -367,7 +374,7 @@ def estimate_supervised_memory(
         "optimizer state": 2 * FLOAT * model.trained,
         "gradients": FLOAT * model.trained,
         "activations": model.activations(plan),
-        "logits": 4 * FLOAT * batch_size * n_logits * int(model.config.vocab_size),
+        "logits": logits,
         "KV cache": model.cache(generation) if config.train_evaluation.generate else 0,
     }
 
@@ -775,6 +782,7 @@ _BUDGET = f"{_POLICY}.logits_budget_mb"
 _BATCH = f"{_EVALUATED}.eval_batch_size"
 _CHECKPOINTING = f"{_POLICY}.gradient_checkpointing: true"
 _HALF = f"{_POLICY}.dtype: bfloat16"
+_OFFLINE_BUDGET = "alg.logits_budget_mb"
 _STEP = ("per_device_train_batch_size", "gradient_checkpointing: true", "bf16: true")
 
 KEYS: dict[str, tuple[str, ...]] = {
@@ -788,7 +796,7 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 SUPERVISED_KEYS: dict[str, tuple[str, ...]] = {
     "loading": ("alg.peft: {r: 8}",),
-    "update": (*(f"{_ARGS}.{key}" for key in _STEP), "tokenizer.max_length", "alg.peft: {r: 8}"),
+    "update": (*(f"{_ARGS}.{key}" for key in _STEP), _OFFLINE_BUDGET, "tokenizer.max_length", "alg.peft: {r: 8}"),
     "evaluation": (_BATCH, f"{_ARGS}.per_device_eval_batch_size", "alg.generation_kwargs.max_new_tokens"),
 }
 
@@ -858,6 +866,8 @@ def _advice(key: str, blocks: dict[str, Any]) -> str | None:
 def _is_accepted(key: str, config: AnyConfig) -> bool:
     """Return whether the config is valid with the advised value: opd needs its KL, for instance, grpo has no critic."""
     path, _, advised_value = key.partition(": ")
+    if path == _OFFLINE_BUDGET:
+        return isinstance(config, SupervisedConfig) and not config.alg.needs_whole_logits
     if not advised_value:  # a smaller value
         return True
 

@@ -34,6 +34,7 @@ from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
+from rl4lms_like.policies.head_inputs import has_linear_head
 from rl4lms_like.policies.loading import (
     auto_class_of,
     check_model_weights,
@@ -133,6 +134,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         is_encoder_decoder=encoder.is_encoder_decoder,
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
+        logits_budget=logits_budget(config, model),
         balancing=BalancingLoss.of(model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
@@ -224,6 +226,14 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
         add_lora(model, config.alg.peft, dropout=dropout)
     if not config.alg.merge_on_save:
         require_stackable(model)
+
+
+def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | None:
+    """Return the largest number of logits, of 4 bytes each, that `alg.logits_budget_mb` allows; None for no limit."""
+    budget_mb = config.alg.logits_budget_mb
+    if budget_mb is None or config.alg.needs_whole_logits or not has_linear_head(model):
+        return None
+    return int(budget_mb * 2**20 / 4)
 
 
 def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -21,7 +22,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from rl4lms_like.core.devices import to_device
+from rl4lms_like.core.token_scores import token_scores
+from rl4lms_like.policies.head_inputs import without_logits
 from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
+from rl4lms_like.policies.teacher_forcing import current_head
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
 
@@ -152,7 +156,8 @@ class CrossEntropy(TrainingObjective):
     """Cross-entropy of the learned tokens.
 
     The losses of some models, such as T5, are means over a micro-batch and ignore the number of items of the step, so
-    the loss is computed here.
+    the loss is computed here. The logits `[n, length, vocab]` of a micro-batch exist only if they fit into the budget.
+    Otherwise those of the learned tokens are computed from their hidden states, in chunks of at most the budget.
     """
 
     name = "supervised"
@@ -161,6 +166,7 @@ class CrossEntropy(TrainingObjective):
     is_encoder_decoder: bool  # True for seq2seq models, whose labels are not shifted
     label_smoothing: float  # `label_smoothing_factor` of the Trainer
     use_cache: bool | None  # argument of the model's forward
+    logits_budget: int | None  # largest number of logits in memory; None: no limit
     balancing: BalancingLoss | None = None
 
     def __post_init__(self) -> None:
@@ -177,28 +183,30 @@ class CrossEntropy(TrainingObjective):
         return n_learned(batch["labels"])
 
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
-        # Without labels, the model returns logits [n, length, vocab] and computes no loss of its own.
+        # Without labels, the model computes no loss of its own.
         inputs = {name: to_device(tensor, model.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
         is_balanced = self.balancing is not None and model.training
         router_option = {"output_router_logits": True} if is_balanced else {}
-        output = model(**inputs, **router_option, use_cache=self.use_cache)
-        logits = output.logits
-
-        # The logits at a token of a causal model are those of the next token; the inputs of a seq2seq model's decoder
-        # are already shifted.
-        if not self.is_encoder_decoder:
-            logits = logits[:, :-1]
-            labels = labels[:, 1:]
+        options = {**inputs, **router_option, "use_cache": self.use_cache}
 
         # Softmax in float32, also if the model computes in bfloat16.
-        total = cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten(),
-            ignore_index=NOT_LEARNED,
-            reduction="sum",
-            label_smoothing=self.label_smoothing,
-        )
+        if self._exceeds_budget(model, labels.shape):
+            with without_logits(model) as passes:
+                output = model(**options)
+            states, labels = self._aligned(passes[0], labels)
+            total = self._total_of_states(model, states, labels)
+        else:
+            output = model(**options)
+            logits, labels = self._aligned(output.logits, labels)
+            total = cross_entropy(
+                logits.flatten(0, 1).float(),
+                labels.flatten(),
+                ignore_index=NOT_LEARNED,
+                reduction="sum",
+                label_smoothing=self.label_smoothing,
+            )
+
         # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
         n = n_learned(labels) if n_items is None else n_items
         loss = total / torch.as_tensor(n).clamp_min(1)
@@ -206,9 +214,33 @@ class CrossEntropy(TrainingObjective):
             loss = loss + self.balancing.part(self._routing_of(model, output, inputs))
         return loss
 
+    def _aligned(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return outputs `[n, length, ...]` of the model with the labels that are predicted there."""
+        # The outputs at a token of a causal model are for the next token; the inputs of a seq2seq model's decoder are
+        # already shifted.
+        if self.is_encoder_decoder:
+            return outputs, labels
+        return outputs[:, :-1], labels[:, 1:]
+
+    def _exceeds_budget(self, model: Any, shape: torch.Size) -> bool:
+        """Return whether the logits of a pass over texts `[n, length]` do not fit into the budget."""
+        if self.logits_budget is None:
+            return False
+        vocab_size = model.get_output_embeddings().weight.shape[0]
+        return shape.numel() * vocab_size > self.logits_budget
+
+    def _total_of_states(self, model: Any, states: Tensor, labels: Tensor) -> Tensor:
+        """Compute the sum of the loss from the states `[n, length, d]` at which labels `[n, length]` are chosen."""
+        assert self.logits_budget is not None
+        is_learned = labels != NOT_LEARNED
+        head = current_head(model, 1.0)
+        log_prob, _ = token_scores(states[is_learned], head, labels[is_learned], logits_budget=self.logits_budget)
+        return -log_prob.sum()
+
     def routing(self, model: Any, batch: Batch) -> Routing:
         inputs = {name: to_device(tensor, model.device) for name, tensor in batch.items() if name != "labels"}
-        output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
+        with nullcontext() if self.logits_budget is None else without_logits(model):  # no logits are read
+            output = model(**inputs, output_router_logits=True, use_cache=self.use_cache)
         return self._routing_of(model, output, inputs)
 
     def _routing_of(self, model: Any, output: Any, batch: Batch) -> Routing:

@@ -31,8 +31,9 @@ OF_TRAINER = (
 
 def tables() -> str:
     """Return the tables of settings as Markdown."""
-    rollouts = _keys_by_name("on_policy", ALGORITHMS)
-    offline = _keys_by_name("supervised", None) | _keys_by_name("preference", OBJECTIVES)
+    rollouts = set(_keys_by_name("on_policy", ALGORITHMS).items())
+    # A name may be a key of two blocks, one for each kind of run.
+    offline = set(_keys_by_name("supervised", None).items()) | set(_keys_by_name("preference", OBJECTIVES).items())
     return "\n".join(
         (
             "### Of runs with rollouts\n",
@@ -55,10 +56,10 @@ def _keys_by_name(kind: RunKind, registry: Registry | None) -> dict[str, tuple[s
     return keys
 
 
-def _as_markdown(keys: dict[str, tuple[str, ...]]) -> list[str]:
-    """Return a table with a row for each block; a setting with another name than its key has the key behind it."""
+def _as_markdown(keys: set[tuple[str, tuple[str, ...]]]) -> list[str]:
+    """Return a table of names and keys, a row for each block; behind a name that is not that of its key is the key."""
     settings: dict[str, list[str]] = {}
-    for name, paths in sorted(keys.items()):
+    for name, paths in sorted(keys):
         blocks = ", ".join(f"`{path.rpartition('.')[0]}`" if "." in path else "top level" for path in paths)
         key = paths[0].rpartition(".")[2]
         settings.setdefault(blocks, []).append(f"`{name}`" if name == key else f"`{name}` (`{key}`)")

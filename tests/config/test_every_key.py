@@ -699,6 +699,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.attn_implementation": Row("eager", lambda made: made.run.model.config._attn_implementation),
     "alg.separator": Row(" => ", see.examples),
     "alg.loss_on_prompt": Row(True, see.examples),
+    "alg.logits_budget_mb": Row(1, lambda made: made.run.objective.logits_budget),
     "alg.block_length": Row(
         3,
         see.examples,

@@ -412,6 +412,22 @@ def test_a_supervised_run_needs_one_trained_network_and_logits_of_whole_texts(ti
     assert larger.rollout - larger.parts["process"] == estimate.rollout - estimate.parts["process"]
 
 
+def test_logits_above_the_budget_are_two_buffers_of_learned_tokens(tiny_gpt2_dir):
+    vocab_size = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).config.vocab_size
+    n_rows = 2**20 // (4 * 10 * vocab_size) + 1  # the texts of 10 tokens exceed 1 MiB, their 4 learned ones do not
+    few = {"per_device_train_batch_size": n_rows}
+    many = {"per_device_train_batch_size": 10 * n_rows}
+    limited = supervised_estimate(tiny_gpt2_dir, {"logits_budget_mb": 1}, **few)
+    assert limited.parts["logits"] == 2 * 4 * 4 * n_rows * vocab_size
+    assert supervised_estimate(tiny_gpt2_dir, {"logits_budget_mb": 1}, **many).parts["logits"] == 2 * 2**20
+    for whole in ({}, {"logits_budget_mb": None}):
+        assert supervised_estimate(tiny_gpt2_dir, whole, **few).parts["logits"] == 4 * 4 * 10 * n_rows * vocab_size
+
+    # Smoothed labels need whole ones, for any budget.
+    smoothed = supervised_estimate(tiny_gpt2_dir, label_smoothing_factor=0.1, per_device_train_batch_size=10**5)
+    assert smoothed.parts["logits"] == 4 * 4 * 10 * 10**5 * vocab_size
+
+
 def test_adapters_train_few_weights_and_checkpointing_has_all_gradients_at_once(tiny_gpt2_dir):
     pytest.importorskip("peft")
     whole = supervised_estimate(tiny_gpt2_dir)

@@ -143,7 +143,7 @@ def test_a_supervised_run_says_the_same(full, tiny_gpt2_dir, tmp_path):
     with pytest.raises(OutOfMemoryError) as error:
         run(blocks, tmp_path)
     assert error.value.part == "update"
-    for key in ("alg.training_args.per_device_train_batch_size", "alg.peft: {r: 8}"):
+    for key in ("alg.training_args.per_device_train_batch_size", "alg.logits_budget_mb (is 512", "alg.peft: {r: 8}"):
         assert key in str(error.value)
 
 

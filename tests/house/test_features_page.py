@@ -75,6 +75,16 @@ OFFLINE_CHANGES = {
     "`training_args.neftune_noise_alpha`": {f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`training_args.torch_compile`": {f"{TRAINING}.torch_compile": True},
     "`training_args.label_smoothing_factor`": {f"{TRAINING}.label_smoothing_factor": 0.1},
+    "`logits_budget_mb`": {"alg.logits_budget_mb": 64},
+    "`logits_budget_mb` with `training_args.label_smoothing_factor`": {
+        "alg.logits_budget_mb": 64,
+        f"{TRAINING}.label_smoothing_factor": 0.1,
+    },
+    "`logits_budget_mb` with `training_args.torch_compile`": {
+        "alg.logits_budget_mb": 64,
+        f"{TRAINING}.torch_compile": True,
+    },
+    "`args.logits_budget_mb`": {"alg.args.logits_budget_mb": 64},
     "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`tokenizer.tools_in_system`": {**CHAT_FORMAT, "tokenizer.tools_in_system": True},
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],

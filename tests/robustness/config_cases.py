@@ -281,6 +281,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.model_type": ["causal", "seq2seq"],
     "alg.separator": [" => ", "\n", ""],
     "alg.loss_on_prompt": [True],
+    "alg.logits_budget_mb": [1, None],
     "alg.early_stopping_patience": [1, 2],
     "alg.peft": [{"r": 2}, {"lora_alpha": "x"}],
     "alg.training_args.max_steps": [1, 3],

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.run_config import AnyConfig, RunConfig
+from rl4lms_like.config.run_config import DEFAULT_LOGITS_BUDGET_MB, AnyConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values
 from rl4lms_like.policies import POLICIES, speedups
 from rl4lms_like.system.disk import with_home
@@ -95,6 +95,9 @@ TEMPLATE_DATE = "tokenizer.template_date"
 POLICY_ARGS = "alg.policy.args"
 SPEEDUPS = speedups.PATH
 """Block in which a new run stores all speedups."""
+
+LOGITS_BUDGET = "alg.logits_budget_mb"
+"""Key of a supervised run that runs of older versions do not have."""
 
 _ENGINE = f"{POLICY_ARGS}.engine.args"
 MAY_CHANGE = (
@@ -313,6 +316,7 @@ def differences_to(config: AnyConfig, folder: Path) -> list[Difference]:
     recorded = read_changes(folder)
 
     # The stored config has no secrets: those of the command's config are masked in the same way.
+    config = _with_start_of(folder, config)
     differences = other_computations(to_json(before.to_dict()), to_json(masked(config.to_dict())))
 
     # The command that started a run has the values that were changed later; it resumes the run with the new ones.
@@ -411,7 +415,10 @@ def as_started(config: ConfigT, day: str) -> ConfigT:
 
 
 def _with_start_of(folder: Path, config: ConfigT) -> ConfigT:
-    """Return the config with the day and the speedups of the run in a folder, where it does not set them itself."""
+    """Return the config with what the run in a folder has of its start, where the config does not set it itself.
+
+    These are the day, the speedups, and for a supervised run of a version without a budget of logits whole logits.
+    """
     stored = own_config(folder)
     if config.tokenizer.template_date is None:
         config = with_template_date(config, at(stored, TEMPLATE_DATE))
@@ -421,6 +428,13 @@ def _with_start_of(folder: Path, config: ConfigT) -> ConfigT:
     if isinstance(config, RunConfig) and stored_speedups is not None:
         chosen = config.alg.policy.args.get(speedups.KEY) or {}
         config = with_speedups(config, {**stored_speedups, **chosen})
+
+    # A command has the default if it does not name the key. The run may have been changed since to have a budget.
+    if isinstance(config, SupervisedConfig):
+        is_default = config.alg.logits_budget_mb == DEFAULT_LOGITS_BUDGET_MB
+        began_with_whole = at(stored, LOGITS_BUDGET) is None or is_original(LOGITS_BUDGET, None, read_changes(folder))
+        if is_default and began_with_whole:
+            config = replace(config, alg=replace(config.alg, logits_budget_mb=None))
     return config
 
 
@@ -598,7 +612,8 @@ def _sound(checkpoint: Path) -> TrainingState:
 def own_config(run_folder: Path) -> dict[str, Any]:
     """Read a run's `config.json`; raise a `CheckpointError` if there is none.
 
-    A run of a version without speedups has all of them turned off.
+    A run of a version without speedups has all of them turned off. A supervised run of a version without a budget of
+    logits computed whole ones.
     """
     file = run_folder / CONFIG_FILE
     try:
@@ -612,6 +627,8 @@ def own_config(run_folder: Path) -> dict[str, Any]:
     policy_args = at(mapping, POLICY_ARGS)
     if isinstance(policy_args, dict) and _has_speedups(at(mapping, "alg.policy.id")):
         policy_args[speedups.KEY] = speedups.stored_speedups(policy_args.get(speedups.KEY))
+    if at(mapping, "alg.id") == "supervised":
+        mapping["alg"].setdefault("logits_budget_mb", None)
     return mapping
 
 
