@@ -288,6 +288,15 @@ def test_texts_with_a_placeholder_and_places_without_a_picture_are_refused(folde
         layout.encode(adjacent)
 
 
+def test_texts_of_ptx_have_no_placeholder(mapping, tmp_path):
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"q": "a", "a": "b <image> c"}) + "\n")
+    data = {"path": str(tmp_path / "texts.jsonl"), "prompt_column": "q", "reference_column": "a"}
+    data["split_ratios"] = [1, 0, 0]
+    mapping["alg"]["ptx"] = {"data": {"id": "jsonl", "args": data}, "coeff": 1.0}
+    with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*stands for an image"):
+        assemble(parse_config(mapping))
+
+
 def test_a_single_step_does_not_answer_without_the_picture(mapping):
     run = assemble(parse_config(mapping))
     with pytest.raises(ModelError, match="images"):
