@@ -253,7 +253,7 @@ def build_ptx(
     for row in examples.rows:
         # The policy's distribution excludes these tokens: their log-prob would be that of an impossible one.
         if not placeholders.isdisjoint(row["input_ids"]):
-            text_with_mark = beginning(tokenizer.decode(row["input_ids"]))
+            text_with_mark = beginning(str(tokenizer.decode(row["input_ids"])))
             message = f"the text {text_with_mark} has a token that stands for an image; remove it from the text"
             raise DataPoolError(f"data pool {ptx.data.id!r} (alg.ptx.data): {message}")
         text = mixed_text(row["input_ids"], row["labels"], is_encoder_decoder=encoder.is_encoder_decoder)
