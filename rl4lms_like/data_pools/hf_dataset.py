@@ -64,7 +64,7 @@ class HfDatasetPool(TextGenPool):
             split_names: `train`, `val`, `test` -> the dataset's names for them, if they are unusual.
             split_ratios: fractions of train, val and test if the dataset has only one split.
         """
-        rows, source = dataset_rows(
+        rows, source, folder = dataset_rows(
             split, path, name=name, data_files=data_files, split_names=split_names, splitting=splitting
         )
         return columns.pool(
@@ -74,14 +74,14 @@ class HfDatasetPool(TextGenPool):
             prompt_column=prompt_column,
             split=split,
             source=source,
-            folder=folder_of(path, data_files),
+            folder=folder,
         )
 
 
-def folder_of(path: str, data_files: Mapping[str, str] | None = None) -> Path | None:
-    """Return the folder of relative paths in a dataset: that of its files, or its own; None for one of the hub."""
-    if data_files:
-        return with_home(next(iter(data_files.values()))).parent
+def _folder_of(path: str, file: str | None) -> Path | None:
+    """Return the folder of relative paths in a table: that of its file, or of the dataset; None for one of the hub."""
+    if file is not None:
+        return with_home(file).parent
     return with_home(path) if os.path.isdir(with_home(path)) else None
 
 
@@ -94,8 +94,11 @@ def dataset_rows(
     data_files: Mapping[str, str] | None = None,
     split_names: Mapping[str, str] | None = None,
     divided_split: str | None = None,
-) -> tuple[Iterator[tuple[int, LocatedRow]], str]:
-    """Return the numbered rows of a split of a dataset, and its name for messages; arguments as in `prepare`."""
+) -> tuple[Iterator[tuple[int, LocatedRow]], str, Path | None]:
+    """Return the numbered rows of a split of a dataset, its name for messages, and the folder of relative paths.
+
+    Arguments as in `prepare`; the folder is None for a dataset of the hub.
+    """
     tables = _load(path, name, data_files)
     table_name, is_whole = _table_of(split, tables, path=path, split_names=split_names, divided_split=divided_split)
     table = tables[table_name]
@@ -105,14 +108,16 @@ def dataset_rows(
     first_rows = range(len(table))[: splitting.max_rows]
     indices = first_rows[: splitting.max_size] if is_whole else splitting.of_all(len(first_rows), split)
     rows = zip(indices, as_stored(table.select(indices)), strict=True)
-    return ((index, (f"{source}, row {index}", row)) for index, row in rows), source
+    folder = _folder_of(path, (data_files or {}).get(table_name))
+    return ((index, (f"{source}, row {index}", row)) for index, row in rows), source, folder
 
 
 def as_stored(table: Any) -> Iterable[Mapping[str, Any]]:
     """Return the rows of a table; images as the bytes or the path that are stored, not decoded."""
     features = import_extra("datasets", extra="data", needed_by=_NEEDED_BY).features
     decoded = (features.Image, features.Audio, features.Video)
-    if not any(isinstance(leaf, decoded) for feature in table.features.values() for leaf in _leaves(feature)):
+    columns = (table.features or {}).values()  # of a stream, `datasets` may not know them, and decodes nothing then
+    if not any(isinstance(leaf, decoded) for feature in columns for leaf in _leaves(feature)):
         return table
 
     # `datasets` decodes each image when a row is read, also those of columns that nobody asks for, and gives PIL's

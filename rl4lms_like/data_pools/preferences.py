@@ -23,7 +23,7 @@ from rl4lms_like.core.sample import Message, Preference, Sample
 from rl4lms_like.data_pools.base import TextGenPool, flattened
 from rl4lms_like.data_pools.files import DataFiles
 from rl4lms_like.data_pools.formats import COMPLETION, LABEL, PROMPT, RowFormat
-from rl4lms_like.data_pools.hf_dataset import dataset_rows, folder_of
+from rl4lms_like.data_pools.hf_dataset import dataset_rows
 from rl4lms_like.data_pools.images import PictureColumns, response_without_places
 from rl4lms_like.data_pools.tables import LocatedRow, cell, prompt_cell, table_rows, tools_cell
 from rl4lms_like.system.disk import with_home
@@ -288,15 +288,14 @@ class PreferencePool(TextGenPool):
         if split_names and divided_split is not None:
             raise DataPoolError("set one of `split_names` and `divided_split`")
 
-        folder = None
+        folder: Path | None
         if dataset is None:
             rows, source = files.rows(split, table_rows)
             folder = Path(source).parent
         elif files.path is None and files.data_files is None:
-            rows, source = dataset_rows(
+            rows, source, folder = dataset_rows(
                 split, dataset, name=name, split_names=split_names, splitting=files, divided_split=divided_split
             )
-            folder = folder_of(dataset)
         else:
             raise DataPoolError("set one of `path`, `data_files` and `dataset`")
 

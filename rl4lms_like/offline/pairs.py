@@ -17,16 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from statistics import fmean
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypedDict
 
 from rl4lms_like.core.observation import NO_LIMIT
-from rl4lms_like.core.pictures import number_of
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.training.examples import ExampleEncoder
-
-PromptIdentity: TypeAlias = "tuple[list[int], int]"
-"""Token ids of a prompt, and the number of its pictures, whose ids are the same for all pictures of a size."""
 
 
 class Row(TypedDict, total=False):
@@ -196,7 +192,6 @@ def encode_labels(
 
     # One row for each response: good ones are `chosen`, bad ones `rejected`.
     rows: list[Row] = []
-    prompts: list[PromptIdentity] = []
     for sample, row in zip(preferences, pairs.rows, strict=True):
         labels = []
         if sample.chosen is not None:
@@ -205,19 +200,18 @@ def encode_labels(
             labels.append(False)
         for label, response in zip(labels, row["responses"], strict=True):
             rows.append({"prompt": row["prompt"], "responses": [response], "is_desirable": label})
-            prompts.append((row["prompt"], number_of(sample.images)))
     pairs.n_labels = len(rows)
     pairs.n_bad = sum(not row["is_desirable"] for row in rows)
 
     pairs.rows = []
-    for position, index in enumerate(_mismatched(rows, prompts)):
-        row = rows[position]
-        pairs.n_same_mismatched += prompts[index] == prompts[position]
-        pairs.rows.append({**row, "responses": [*row["responses"], rows[index]["responses"][0]]})
+    for row, index in zip(rows, _mismatched(rows), strict=True):
+        other = rows[index]
+        pairs.n_same_mismatched += other["prompt"] == row["prompt"]
+        pairs.rows.append({**row, "responses": [*row["responses"], other["responses"][0]]})
     return pairs
 
 
-def _mismatched(rows: Sequence[Row], prompts: Sequence[PromptIdentity]) -> list[int]:
+def _mismatched(rows: Sequence[Row]) -> list[int]:
     """Return for each row the next one with the same label and another prompt, else the next one in all."""
     mismatched = [(index + 1) % len(rows) for index in range(len(rows))]
     for label in (True, False):
@@ -230,7 +224,7 @@ def _mismatched(rows: Sequence[Row], prompts: Sequence[PromptIdentity]) -> list[
         for position in reversed(range(2 * n)):
             index = alike[position % n]
             next_index = alike[(position + 1) % n]
-            if prompts[next_index] != prompts[index]:
+            if rows[next_index]["prompt"] != rows[index]["prompt"]:
                 following = next_index
             if following is not None:
                 mismatched[index] = following

@@ -56,7 +56,7 @@ from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, RL4LMsLikeError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
-from rl4lms_like.system.wording import raised
+from rl4lms_like.system.wording import beginning, raised
 from rl4lms_like.training.components import build_components, check_samples
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleEncoder
 from rl4lms_like.training.inputs import (
@@ -165,7 +165,7 @@ def assemble(config: RunConfig, ranks: Ranks | None = None) -> AssembledRun:
     if config.env.dialogue is None:  # otherwise the prompts are the first texts of the environment
         check_prompts(samples, tokenizer, model_config, pictures=pictures, max_prompt_length=max_prompt_length)
 
-    ptx = build_ptx(config, tokenizer, model_config)
+    ptx = build_ptx(config, tokenizer, model_config, pictures)
 
     with blame_memory_errors_on("generation"):
         env = build_env(
@@ -209,12 +209,18 @@ def _run_reward(config: RunConfig, env: VecEnv, reward_fn: Any) -> RunReward:
 
 
 def build_ptx(
-    config: RunConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig
+    config: RunConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    pictures: PictureEncoder | None = None,
 ) -> PretrainingMix | None:
     """Return the texts of a config's `alg.ptx` block; None without one, or if their loss has the coefficient 0.
 
+    `pictures` encodes the prompts of a vision-language model.
+
     Raises:
-        DataPoolError: the data pool could not be prepared, or has nothing to learn.
+        DataPoolError: the data pool could not be prepared, has nothing to learn, or has a text with a token that stands
+            for an image.
     """
     ptx = config.alg.ptx
     if ptx is None or not ptx.coeff:
@@ -243,7 +249,13 @@ def build_ptx(
     pool = render_prompts({"train": build_datapool(ptx.data, "train")}, config.tokenizer, tokenizer)["train"]
     examples = encoder.encode([sample for sample, _ in pool])
     texts = []
+    placeholders = set() if pictures is None else set(pictures.placeholder_ids)
     for row in examples.rows:
+        # The policy's distribution excludes these tokens: their log-prob would be that of an impossible one.
+        if not placeholders.isdisjoint(row["input_ids"]):
+            text_with_mark = beginning(str(tokenizer.decode(row["input_ids"])))
+            message = f"the text {text_with_mark} has a token that stands for an image; remove it from the text"
+            raise DataPoolError(f"data pool {ptx.data.id!r} (alg.ptx.data): {message}")
         text = mixed_text(row["input_ids"], row["labels"], is_encoder_decoder=encoder.is_encoder_decoder)
         if text is not None:
             texts.append(text)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
-from rl4lms_like.core.pictures import PLACE, Picture, number_of, text_with_places
+from rl4lms_like.core.pictures import LARGEST_FILE, PLACE, Picture, number_of, text_with_places
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
@@ -98,15 +98,20 @@ class PictureEncoder:
         Their pictures are found by their number from then on, also those of stored episodes.
 
         Raises:
-            DataPoolError: lists what `encode` raises, for all samples.
+            DataPoolError: lists what `encode` raises, or `refuse_placeholders` for texts, for all samples.
         """
+        tokenizer = self.processor.tokenizer
+        placeholders = tokenizer.convert_ids_to_tokens(self.placeholder_ids)
         errors = []
         for sample in samples:
-            if sample.images:
-                try:
+            text = sample.rendered_prompt or sample.prompt_or_input_text
+            try:
+                if sample.images:
                     self.encode(sample, max_length)
-                except DataPoolError as error:
-                    errors.append(str(error))
+                elif any(token in text for token in placeholders):  # few texts: most need not be encoded here
+                    self.refuse_placeholders(sample, np.asarray(tokenizer(text)["input_ids"]))
+            except DataPoolError as error:
+                errors.append(str(error))
         if len(errors) > MOST_SHOWN:
             errors = [*errors[:MOST_SHOWN], f"... and {len(errors) - MOST_SHOWN:,} more"]
         if errors:
@@ -216,8 +221,9 @@ class PictureEncoder:
                 raise ModelError(f"{type(self.processor).__name__}: its {name} are not those of a supported family")
 
     def _require_effect(self, max_pixels: int) -> None:
-        """Raise if a picture of four times `max_pixels` has no fewer tokens with this limit than without."""
-        side = 2 * math.isqrt(max_pixels)
+        """Raise if a picture with more pixels, if possible four times as many, has no fewer tokens with this limit."""
+        # Its file must not be larger than those that are read; it has three bytes for each pixel.
+        side = min(2 * math.isqrt(max_pixels), math.isqrt(LARGEST_FILE // 4))
         large = (Picture(contents=noise(side, side)),)
         n_limited = len(self._processed(self.place, large)["input_ids"][0])
         self.max_pixels = None

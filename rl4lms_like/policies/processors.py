@@ -75,7 +75,8 @@ def save_processor(processor: Any, folder: Path, tokenizer: PreTrainedTokenizerB
     processor.save_pretrained(folder)
 
     # Where torchvision is installed, AutoProcessor loads all parts of a family's processor.
-    video = _video_settings(model_name)
+    complete: Any = type(processor).__base__
+    video = _video_settings(model_name) if _VIDEO in complete.get_attributes() else None
     if video is not None:
         file = folder / _PROCESSOR
         settings = json.loads(file.read_text(encoding="utf-8"))

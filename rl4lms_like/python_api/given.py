@@ -176,7 +176,7 @@ def data_block(
         first = first or rows[0]
         _check_columns(rows, where, set(first))
         if file is None:
-            image_columns = _image_columns(rows, columns.get("image_column"))
+            image_columns = _image_columns(rows, columns.get("image_column"), where)
             images |= dict.fromkeys(image_columns)
             file = cached_rows(_with_image_files(rows, image_columns, where), where)
         files[split] = str(file)
@@ -191,10 +191,19 @@ def data_block(
     return {"id": _pool_of(files, argument), "args": args | arguments}
 
 
-def _image_columns(rows: Sequence[Mapping[str, Any]], chosen: str | Sequence[str] | None) -> list[str]:
-    """Return the chosen columns with images; by default those that have images of PIL, `datasets` or this library."""
+def _image_columns(rows: Sequence[Mapping[str, Any]], chosen: str | Sequence[str] | None, argument: str) -> list[str]:
+    """Return the chosen columns with images; by default those that have images of PIL, `datasets` or this library.
+
+    Raises:
+        ConfigError: the rows lack a chosen column.
+    """
     if chosen is not None:
-        return [chosen] if isinstance(chosen, str) else list(chosen)
+        names = [chosen] if isinstance(chosen, str) else list(chosen)
+        for name in names:
+            if name not in rows[0]:
+                columns = ", ".join(rows[0])
+                raise argument_error(argument, f"image_column: there is no column {name!r}, the columns are {columns}")
+        return names
     return [name for name in rows[0] if any(map(_has_image, (row[name] for row in rows)))]
 
 
@@ -219,7 +228,7 @@ def _with_image_files(
     for index, row in enumerate(rows):
         paths: dict[str, list[str]] = {}
         for name in image_columns:
-            cell = row.get(name)
+            cell = row[name]
             entries = cell if isinstance(cell, list | tuple) else [cell]
             try:
                 paths[name] = [str(cached_image(Picture.of(entry))) for entry in entries if entry is not None]

@@ -48,6 +48,9 @@ class HttpReward(HttpClient, TextReward):
 
     def scores(self, texts: Texts) -> list[float]:
         """Return the server's rewards, in the order of the texts."""
+        # Each picture is compressed once for all responses to its prompt.
+        pictures = {picture for images in texts.images or () for picture in images}
+        url_of = {picture: picture.png_url() for picture in pictures}
         requests = []
         for start in range(0, len(texts.responses), self.batch_size):
             end = start + self.batch_size
@@ -58,7 +61,7 @@ class HttpReward(HttpClient, TextReward):
                 "meta_infos": texts.metas[start:end],
             }
             if texts.images is not None:
-                batch["images"] = [[picture.png_url() for picture in images] for images in texts.images[start:end]]
+                batch["images"] = [[url_of[picture] for picture in images] for images in texts.images[start:end]]
             requests.append(partial(self._rewards, batch))
 
         # The requests are sent at the same time, and their answers come in the order of the texts.

@@ -232,8 +232,8 @@ def data_lines(
                 members, tokenizer, max_prompt_length, is_encoder_decoder=is_encoder_decoder, pictures=pictures
             )
             facts.append(lengths)
-        if pictures is not None and any(sample.images for sample in members):
-            facts.append(image_sizes(members, pictures))
+        if pictures is not None and any(sample.images for sample in members[:N_COUNTED]):
+            facts.append(image_sizes(members[:N_COUNTED], pictures))
         n_without = sum(not sample.references for sample in members)
         if n_without:
             amount = "all" if n_without == len(members) else f"{n_without:,}"
@@ -293,8 +293,11 @@ def prompt_lengths(
 
 
 def image_sizes(samples: Sequence[Sample], pictures: PictureEncoder) -> str:
-    """Return the numbers of tokens of images, and the memory that the model's input of one prompt needs, in words."""
-    counted = [sample for sample in samples[:N_COUNTED] if sample.images]
+    """Return the numbers of tokens of images, and the memory that the model's input of one prompt needs, in words.
+
+    One of the samples has images.
+    """
+    counted = [sample for sample in samples if sample.images]
     n_tokens = []
     n_bytes = []
     for sample in counted:
@@ -302,7 +305,7 @@ def image_sizes(samples: Sequence[Sample], pictures: PictureEncoder) -> str:
         n_tokens.append(int((ids == pictures.image_token_id).sum()) // len(sample.images))
         tensors = pictures.tensors([pictures.number(sample)])
         n_bytes.append(sum(tensor.nbytes for tensor in tensors.values()))
-    amount = "all" if len(counted) == len(samples[:N_COUNTED]) else f"{len(counted):,}"
+    amount = "all" if len(counted) == len(samples) else f"{len(counted):,}"
     tokens = f"{min(n_tokens):,} to {max(n_tokens):,}" if min(n_tokens) < max(n_tokens) else f"{n_tokens[0]:,}"
     return f"{amount} with images, of {tokens} tokens each, up to {max(n_bytes) / 2**20:.2f} MiB in a prompt"
 

@@ -128,6 +128,16 @@ def test_a_dataset_of_files_has_paths_relative_to_them(folder):
     samples = HfDatasetPool.prepare("train", "json", data_files={"train": file}, **args).samples
     assert [colors_of(sample) for sample in samples] == [["red"], ["green"], ["blue"]]
 
+    # The file of each split has a folder of its own.
+    (folder / "elsewhere").mkdir()
+    write_jsonl(folder / "elsewhere", [])
+    files = {"val": str(folder / "elsewhere" / "rows.jsonl"), "train": file}
+    (folder / "elsewhere" / "rows.jsonl").write_text(json.dumps({"q": "Why?", "image": "../photos/red.png"}) + "\n")
+    args["split_names"] = {"train": "train", "val": "val"}
+    read = {split: HfDatasetPool.prepare(split, "json", data_files=files, **args).samples for split in ("train", "val")}
+    assert read["train"][0].images == samples[0].images
+    assert colors_of(read["val"][0]) == ["red"]
+
 
 def test_preferences_of_texts_and_of_messages_have_images(folder):
     rows = [

@@ -13,6 +13,7 @@ from rl4lms_like import Run
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.shapes import Shapes
+from rl4lms_like.system.errors import ConfigError
 from rl4lms_like.training.inputs import build_datapools
 from tests.config_errors import raises_at
 
@@ -104,6 +105,18 @@ def test_pairs_have_images(make):
     pair = {"prompt": QUESTION, "chosen": " red", "rejected": " blue", "image": noise(0)}
     (sample,) = build_datapools(make(data=[pair], algorithm="dpo").config.datapool)["train"].samples
     assert sample.chosen == " red" and len(sample.images) == 1
+
+
+def test_a_stream_of_datasets_is_given_as_rows(make):
+    stream = datasets.IterableDataset.from_generator(lambda: ({"prompt": text} for text in ("Why?", "How?")))
+    assert stream.features is None
+    samples = build_datapools(make(prompts=stream, reward=length).config.datapool)["train"].samples
+    assert [sample.prompt_or_input_text for sample in samples] == ["Why?", "How?"]
+
+
+def test_a_column_of_images_that_the_rows_lack_is_an_error(make):
+    with pytest.raises(ConfigError, match="no column 'imgae'"):
+        make(prompts=FORMS["pictures"](None), reward=length, image_column="imgae")
 
 
 def test_a_broken_image_is_named_by_its_entry(make):

@@ -123,6 +123,11 @@ def test_a_file_is_read_once_for_all_responses_to_it(monkeypatch):
     PythonReward(n_red).scores_of(generated([asked("red") for _ in range(8)]))
     assert len(n_opened) == 1
 
+    # A reward of a server, which compresses it.
+    with reward_server(lambda texts: [0.0] * len(texts.responses)) as url:
+        HttpReward(url, batch_size=3).scores_of(generated([asked("red") for _ in range(8)]))
+    assert len(n_opened) == 2
+
 
 def test_a_column_named_images_stays_a_column():
     received = []

@@ -16,17 +16,15 @@ from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.generated import Generated
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
-from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.files import JsonlPool
 from rl4lms_like.data_pools.sampler import DifficultySampler
 from rl4lms_like.metrics import METRICS
-from rl4lms_like.offline.pairs import encode_labels
 from rl4lms_like.on_policy.doctor.diagnostics import diagnostics_of
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.probes import Probes
 from rl4lms_like.sampled_pairs import digest_of
 from rl4lms_like.system.errors import CheckpointError
-from rl4lms_like.training.examples import ExampleEncoder
 from rl4lms_like.training.resuming.states import check_frozen, frozen_digests
 from tests.builders import episodes_of_lengths
 from tests.configs import run_blocks
@@ -79,29 +77,6 @@ def test_a_judge_compares_responses_to_one_picture():
         judge = REWARDS.get("llm_judge", {"url": server.url, "model": "judge", "compare_with": "responses"})
         assert judge.scores_of(responses(*pairs)) == [0.0, 0.0, 1.0, 1.0]
         assert judge.scores_of(responses(*((RED, text) for _, text in pairs))) == pytest.approx([0, 2 / 3, 1 / 3, 1])
-
-
-class ReadsTexts(ExampleEncoder):
-    """Encoder that reads the texts of prompts with images."""
-
-    def prompts(self, samples, *arguments):
-        return super().prompts([replace(sample, images=()) for sample in samples], *arguments)
-
-
-def test_kto_compares_with_a_response_to_another_picture(tiny_tokenizer):
-    encoder = ReadsTexts(
-        tokenizer=tiny_tokenizer, is_encoder_decoder=False, max_prompt_length=16, max_length=32, end_token_id=None
-    )
-    colors = (RED, RED, BLUE)
-    texts = (" the sea", " a town", " the night")
-    labelled = []
-    for index, (color, text) in enumerate(zip(colors, texts, strict=True)):
-        labelled.append(Preference(str(index), "by the", [text], images=(picture(color),)))
-    rows = encode_labels(encoder, labelled).rows
-    good = [row["responses"][0] for row in rows]
-
-    # The first two have one picture: both are compared with the third response, and that with the first.
-    assert [good.index(row["responses"][1]) for row in rows] == [2, 2, 0]
 
 
 def test_pairs_that_were_sampled_for_other_pictures_are_not_continued():

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.observation import TextLayout
@@ -18,11 +18,13 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.policies.processors import load_processor, save_processor
 from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.sharing import merge_run
 from rl4lms_like.system.errors import DataPoolError, ModelError, RL4LMsLikeError
+from rl4lms_like.training import components
 from tests.config_errors import raises_at
 from tests.configs import supervised_blocks
 from tests.on_policy.test_replay import assert_equal, results_of
@@ -160,6 +162,20 @@ def test_a_saved_model_is_loaded_with_its_processor(mapping, tmp_path):
     assert json.loads((run / "environment.json").read_text())[0]["images"].startswith("pillow ")
 
 
+def test_a_family_without_videos_is_saved_without_settings_for_them(folder, tmp_path):
+    # In the layout of earlier releases, where the settings of videos may be in the file of those of images.
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "processor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings.pop("image_processor")))
+    (tmp_path / "processor_config.json").write_text(json.dumps(settings))
+
+    processor = load_processor(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
+    save_processor(processor, tmp_path / "saved", processor.tokenizer, model_name=str(tmp_path))
+    saved = json.loads((tmp_path / "saved" / "processor_config.json").read_text())
+    assert saved.keys() == {*settings, "image_processor"}
+
+
 def test_the_code_of_the_model_card_runs(mapping, tmp_path, capsys):
     run = trained(mapping, tmp_path)
     code = (run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
@@ -252,8 +268,9 @@ def test_fewer_pixels_give_fewer_tokens_or_are_refused(mapping, qwen, folder):
     sample = Sample("large", "<image>colour?", images=(Picture(contents=png(size=(112, 112))),))
     lengths = [len(encoder.encode(sample, 100)) for encoder in encoders]
     assert lengths[1] < lengths[0]
-    with raises_at("alg.policy.args.max_pixels"):
-        picture_encoder(folder, max_pixels=3200)
+    for max_pixels in (3200, 2**27):
+        with raises_at("alg.policy.args.max_pixels"):
+            picture_encoder(folder, max_pixels=max_pixels)
 
 
 def test_texts_with_a_placeholder_and_places_without_a_picture_are_refused(folder, qwen):
@@ -261,12 +278,23 @@ def test_texts_with_a_placeholder_and_places_without_a_picture_are_refused(folde
     layout = TextLayout(encoder.processor.tokenizer, 100, 1, pictures=encoder)
     with pytest.raises(DataPoolError, match="stands for one"):
         layout.encode("a <|image_pad|> b")
+    with pytest.raises(DataPoolError, match=r"'second'.*stands for one"):
+        encoder.register([Sample("first", "a b"), Sample("second", "a <|image_pad|> b")], 100)
     one = (Picture(contents=png()),)
     with pytest.raises(DataPoolError, match=r"1 images"):
         layout.encode(Sample("two places", "<image> <image>", images=one))
     adjacent = Sample("adjacent", "", rendered_prompt="<|image_pad|><|image_pad|>a", images=one * 2)
     with pytest.raises(DataPoolError, match="without a token between"):
         layout.encode(adjacent)
+
+
+def test_texts_of_ptx_have_no_placeholder(mapping, tmp_path):
+    (tmp_path / "texts.jsonl").write_text(json.dumps({"q": "a", "a": "b <image> c"}) + "\n")
+    data = {"path": str(tmp_path / "texts.jsonl"), "prompt_column": "q", "reference_column": "a"}
+    data["split_ratios"] = [1, 0, 0]
+    mapping["alg"]["ptx"] = {"data": {"id": "jsonl", "args": data}, "coeff": 1.0}
+    with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*stands for an image"):
+        assemble(parse_config(mapping))
 
 
 def test_a_single_step_does_not_answer_without_the_picture(mapping):
@@ -302,6 +330,17 @@ def test_check_counts_the_tokens_of_images_and_estimates_the_memory(mapping):
     output = "".join(preview(parse_config(mapping)))
     assert "all with images, of 4 tokens each" in output
     assert "peak of the update" in output
+
+
+def test_check_counts_images_if_only_later_samples_have_some(folder, monkeypatch):
+    encoder = picture_encoder(folder)
+    samples = [Sample("text", "a"), Sample("picture", "<image>a", images=(Picture(contents=png()),))]
+    outputs = []
+    for n_counted in (1, 2):
+        monkeypatch.setattr(components, "N_COUNTED", n_counted)
+        outputs.append(components.data_lines({"train": samples}, encoder.processor.tokenizer, 9, pictures=encoder))
+    assert "with images" not in str(outputs[0])
+    assert "1 with images" in str(outputs[1])
 
 
 def test_a_multimodal_checkpoint_is_also_trained_as_a_model_of_texts(mapping, tmp_path):
