@@ -35,6 +35,7 @@ TINY = {
     "alg.args.micro_batch_size": 4000,
     "alg.policy.args.peft.r": 2,
     "alg.policy.args.dtype": "float32",
+    "alg.policy.args.max_pixels": "null",  # the tiny model's own limit is lower
     "alg.policy.args.generation_kwargs.max_new_tokens": 6,
     "train_evaluation.n_iters": 1,
     "train_evaluation.eval_batch_size": 4,
