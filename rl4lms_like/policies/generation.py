@@ -313,8 +313,6 @@ def separate_warpers(
 
 _PLAIN_CACHE = {"max_new_tokens", "min_new_tokens", "eos_token_id", "stopping_criteria", "do_sample", *NEUTRAL}
 """Arguments of `generate` with which each response continues the cache of its prompt, token by token."""
-_WITH_CACHE = ("input_ids", "attention_mask", "position_ids")
-"""Arguments of prompts that `generate` needs besides the cache of these prompts."""
 _DECODE_LOOP = {*_PLAIN_CACHE, "suppress_tokens"}
 """Arguments of `generate` that `DecodeLoop` supports; others may have a value without effect."""
 
@@ -336,14 +334,16 @@ def text_inputs(ids: Tensor, mask: Tensor, pictures: Tensor | None) -> dict[str,
     return {"input_ids": ids, "attention_mask": mask.long()}
 
 
-def shared_prompt_cache(
+def shared_prompt_inputs(
     model: Any,
     ids: Tensor,
     mask: Tensor,
     pictures: Tensor | None = None,
     inputs_of: Callable[[Tensor, Tensor, Tensor | None], dict[str, Tensor]] = text_inputs,
-) -> DynamicCache | None:
-    """Return the keys and values of all prompt tokens but the last, computed once for equal prompts.
+) -> dict[str, Any] | None:
+    """Return prompts as `generate` continues them from the keys and values of all tokens but the last.
+
+    These are computed once for equal prompts.
 
     Args:
         model: decoder-only model, in a context of `plain_generation`.
@@ -353,8 +353,7 @@ def shared_prompt_cache(
         inputs_of: returns the keyword arguments with which `generate` reads such prompts.
 
     Returns:
-        `past_key_values` for `generate` with the same prompts; None if all prompts differ or have one token, or if the
-        model's cache is of another kind.
+        The keyword arguments; None if all prompts differ or have one token, or if the model's cache is of another kind.
     """
     # Prompts of a single token have nothing to share, and only keys and values can be cut back by a token.
     if ids.shape[1] == 1 or not keeps_all_keys(model):
@@ -374,8 +373,9 @@ def shared_prompt_cache(
     unique_pictures = None if pictures is None else unique[:, -1]
 
     # One greedy token: `generate` sets the positions of padded prompts, and no random number is drawn.
+    unique_inputs = inputs_of(unique_ids, unique_mask, unique_pictures)
     cache = model.generate(
-        **inputs_of(unique_ids, unique_mask, unique_pictures),
+        **unique_inputs,
         max_new_tokens=1,
         do_sample=False,
         return_dict_in_generate=True,
@@ -387,7 +387,13 @@ def shared_prompt_cache(
     # Without the last prompt token: the model reads it again and returns the logits of the first action.
     cache.crop(-1)
     cache.batch_select_indices(rows)
-    return cache
+    inputs: dict[str, Any] = {**text_inputs(ids, mask, None), "past_key_values": cache}
+
+    # The cache has what pictures and types say. Positions have the prompts in their last dimension but one:
+    # [u, prompt_len], or [3, u, prompt_len].
+    if "position_ids" in unique_inputs:
+        inputs["position_ids"] = unique_inputs["position_ids"].index_select(-2, rows)
+    return inputs
 
 
 def _until_stop_string(
@@ -587,7 +593,7 @@ class TextGenerator(GenerationEngine):
         # The loop records by itself. Equal prompts are computed once, unless an argument has an unknown effect on the
         # cache (beams reorder it).
         recorder = None
-        cache = None
+        inputs: Mapping[str, Any] | None = None
         if self.uses_decode_loop and decodes_with_loop(arguments):
             # transformers' processor of this penalty has a state of each row, the length of its padding.
             penalises_repetition = arguments.get("repetition_penalty") not in (None, 1)
@@ -603,12 +609,9 @@ class TextGenerator(GenerationEngine):
                 recorder = LogProbRecorder(with_entropy=record_entropy)
                 processors = [*processors, recorder]
             if self.shares_prompts and not self.is_encoder_decoder and _PLAIN_CACHE.issuperset(arguments):
-                cache = self._shared_cache(ids, mask, pictures)
-        inputs = self._inputs(ids, mask, pictures)
-        if cache is not None:
-            # It has what the prompts' other arguments say.
-            inputs = {name: value for name, value in inputs.items() if name in _WITH_CACHE}
-            arguments["past_key_values"] = cache
+                inputs = shared_prompt_inputs(self.model, ids, mask, pictures, self._inputs)
+        if inputs is None:
+            inputs = self._inputs(ids, mask, pictures)
 
         try:
             generated: Tensor | Decoded = model.generate(
@@ -640,10 +643,6 @@ class TextGenerator(GenerationEngine):
     def _inputs(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> dict[str, Tensor]:
         """Return the keyword arguments with which `generate` reads prompts `[n, prompt_len]`."""
         return text_inputs(ids, mask, pictures)
-
-    def _shared_cache(self, ids: Tensor, mask: Tensor, pictures: Tensor | None) -> DynamicCache | None:
-        """Return what `shared_prompt_cache` returns for prompts `[n, prompt_len]`."""
-        return shared_prompt_cache(self.model, ids, mask, pictures, self._inputs)
 
     def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:
         """Compute with this precision within the block; default: that of the constructor."""

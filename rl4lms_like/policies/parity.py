@@ -26,7 +26,7 @@ from transformers import PretrainedConfig, PreTrainedModel, StoppingCriteria, St
 
 from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, keeps_all_keys
-from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_cache
+from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_inputs
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.errors import ModelError, ParityError, RL4LMsLikeError
 from rl4lms_like.system.out_of_memory import is_out_of_memory
@@ -390,13 +390,11 @@ def shared_scoring_gap(reader: EpisodeReader, probe: EpisodeBatch, *, has_head: 
 def _generation_gap(model: Any, probe: EpisodeBatch, log_probs: Tensor) -> float:
     """Return the largest difference between log-probs `[n, vocab]` and those of `generate` with shared prompts."""
     with plain_generation(model):
-        cache = shared_prompt_cache(model, probe.prompt_ids, probe.prompt_mask)
-        if cache is None:
+        inputs = shared_prompt_inputs(model, probe.prompt_ids, probe.prompt_mask)
+        if inputs is None:
             return 0.0
         output = model.generate(
-            input_ids=probe.prompt_ids,
-            attention_mask=probe.prompt_mask.long(),
-            past_key_values=cache,
+            **inputs,
             max_new_tokens=1,
             do_sample=False,
             output_logits=True,

@@ -170,9 +170,9 @@ class PictureEncoder:
         Raises:
             DataPoolError: they have one.
         """
-        found = np.intersect1d(ids, self.placeholder_ids)
-        if len(found):
-            token = self.processor.tokenizer.convert_ids_to_tokens(int(found[0]))
+        placeholders = np.intersect1d(ids, self.placeholder_ids)
+        if len(placeholders):
+            token = self.processor.tokenizer.convert_ids_to_tokens(int(placeholders[0]))
             name = repr(sample) if isinstance(sample, str) else f"of sample {sample.id!r}"
             raise DataPoolError(f"the prompt {name} has no image, but the text {token!r}, which stands for one")
 

@@ -90,7 +90,7 @@ def _video_settings(model_name: str) -> dict[str, Any] | None:
         if file is None:
             continue
         settings = json.loads(Path(file).read_text(encoding="utf-8"))
-        found = settings.get(_VIDEO) if name == _PROCESSOR else settings
-        if found is not None:
-            return dict(found)
+        video = settings.get(_VIDEO) if name == _PROCESSOR else settings
+        if video is not None:
+            return dict(video)
     return None

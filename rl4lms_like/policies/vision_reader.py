@@ -106,14 +106,15 @@ class ExcludedTokens(LogitsProcessor):
 
     Args:
         ids: the tokens.
+        device: device of the scores.
     """
 
-    def __init__(self, ids: Sequence[int]) -> None:
-        self.ids = torch.tensor(ids)
+    def __init__(self, ids: Sequence[int], device: torch.device) -> None:
+        self.ids = torch.tensor(ids, device=device)  # copied once, not for each token
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Return the scores `[n, vocab]`, with `NEVER` for these tokens."""
-        return scores.index_fill(1, self.ids.to(scores.device), NEVER)
+        return scores.index_fill(1, self.ids, NEVER)
 
 
 class VisionTextGenerator(TextGenerator):
@@ -143,7 +144,7 @@ class VisionTextGenerator(TextGenerator):
         **options: Any,
     ) -> EpisodeBatch:
         # First of the processors: the temperature, `top_k` ... apply to the tokens that are possible.
-        excluded = ExcludedTokens(self.pictures.placeholder_ids)
+        excluded = ExcludedTokens(self.pictures.placeholder_ids, ids.device)
         if pictures is None:
             pictures = torch.zeros(len(ids), dtype=torch.int64)
         pictures = pictures.to(ids.device)

@@ -124,9 +124,10 @@ def _add_rl_defaults(
 
     is_dialogue = at(blocks, "env.dialogue") is not None
     family = "seq2seq_lm" if is_seq2seq else "causal_lm"
+    prefix = "maskable_" if algorithm == "nlpo" else ""
     if network is not None and _reads_images(network, blocks):
         family = "vision_lm"
-    prefix = "maskable_" if algorithm == "nlpo" else ""
+        prefix = ""  # there is none with masks, and the rules of `nlpo` say so
     put_default(blocks, "alg.policy.id", f"{prefix}{family}_actor_critic_policy")
     put_default(blocks, "alg.policy.args.model_name", model)
     _add_generation(blocks, GENERATION, with_length=not is_dialogue)

@@ -298,16 +298,19 @@ def image_sizes(samples: Sequence[Sample], pictures: PictureEncoder) -> str:
     One of the samples has images.
     """
     counted = [sample for sample in samples if sample.images]
-    n_tokens = []
-    n_bytes = []
+    n_tokens = []  # of an image, the mean of its prompt
+    n_of_prompts = []
     for sample in counted:
-        ids = pictures.encode(sample, NO_LIMIT)
-        n_tokens.append(int((ids == pictures.image_token_id).sum()) // len(sample.images))
-        tensors = pictures.tensors([pictures.number(sample)])
-        n_bytes.append(sum(tensor.nbytes for tensor in tensors.values()))
+        n_of_prompt = int((pictures.encode(sample, NO_LIMIT) == pictures.image_token_id).sum())
+        n_tokens.append(n_of_prompt // len(sample.images))
+        n_of_prompts.append(n_of_prompt)
+
+    # The prompt with the most tokens of images has the largest tensors. Those of all would be made once more.
+    largest = counted[n_of_prompts.index(max(n_of_prompts))]
+    n_bytes = sum(tensor.nbytes for tensor in pictures.tensors([pictures.number(largest)]).values())
     amount = "all" if len(counted) == len(samples) else f"{len(counted):,}"
     tokens = f"{min(n_tokens):,} to {max(n_tokens):,}" if min(n_tokens) < max(n_tokens) else f"{n_tokens[0]:,}"
-    return f"{amount} with images, of {tokens} tokens each, up to {max(n_bytes) / 2**20:.2f} MiB in a prompt"
+    return f"{amount} with images, of {tokens} tokens each, up to {n_bytes / 2**20:.2f} MiB in a prompt"
 
 
 def shortened(text: str) -> str:

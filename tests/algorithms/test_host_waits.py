@@ -59,7 +59,7 @@ PER_BATCH = {
     "policies/decoding.py read_texts": 2,
     "policies/decoding.py recorded": 3,
     "policies/generation.py generate": 3,
-    "policies/generation.py shared_prompt_cache": 1,
+    "policies/generation.py shared_prompt_inputs": 1,
     "policies/generation.py recorded": 2,
     "policies/masked.py recorded": 2,
     "policies/teacher_forcing.py aligned": 1,

@@ -12,7 +12,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.token_masks import pack, unpack
 from rl4lms_like.policies import parity, teacher_forcing
-from rl4lms_like.policies.generation import shared_prompt_cache
+from rl4lms_like.policies.generation import shared_prompt_inputs
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.testing import models
 from tests import expert_models
@@ -250,9 +250,11 @@ def test_models_with_another_state_or_with_positions_of_the_batch_do_not_share(
 
 def test_a_model_whose_generation_fails_the_check_computes_all_prompts(tiny_gpt2_dir, monkeypatch):
     def of_other_rows(model, ids, mask):
-        return shared_prompt_cache(model, ids.flip(0), mask.flip(0))
+        inputs = shared_prompt_inputs(model, ids, mask)
+        others = shared_prompt_inputs(model, ids.flip(0), mask.flip(0))
+        return {**inputs, "past_key_values": others["past_key_values"]}
 
-    monkeypatch.setattr(parity, "shared_prompt_cache", of_other_rows)
+    monkeypatch.setattr(parity, "shared_prompt_inputs", of_other_rows)
     assert not make_policy("causal", tiny_gpt2_dir).generator.shares_prompts
 
 

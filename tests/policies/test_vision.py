@@ -237,14 +237,14 @@ def test_types_that_differ_from_the_processors_are_an_error(folder, monkeypatch)
 
 
 def test_prompts_that_are_shared_by_their_text_alone_are_not_shared(folder, monkeypatch):
-    original = generation.shared_prompt_cache
+    original = generation.shared_prompt_inputs
 
     def by_text(model, ids, mask, pictures, inputs_of):
         # Rows with equal ids get the pictures of the first of them.
         same = (ids[:, None] == ids[None]).all(dim=2).long().argmax(dim=1)
         return original(model, ids, mask, pictures[same], inputs_of)
 
-    monkeypatch.setattr(generation, "shared_prompt_cache", by_text)
+    monkeypatch.setattr(generation, "shared_prompt_inputs", by_text)
     if folder.name == "gemma3":
         pytest.skip("sliding windows are not shared in generation")
     with vision_parity.moved_weights(model := make_vision_model(folder.name)[0]):
@@ -252,7 +252,7 @@ def test_prompts_that_are_shared_by_their_text_alone_are_not_shared(folder, monk
         assert vision_parity.vision_sharing_gap(reader) > 0.01
 
 
-def test_the_tower_sees_each_prompt_once_in_each_pass(folder):
+def test_the_tower_sees_each_prompt_once_in_each_pass(folder, monkeypatch):
     policy = make_vision_policy(folder, train_vision="all")
     rows = torch.arange(3).repeat_interleave(8)
     prompts = replace(episodes_of(policy.pictures, SAMPLES[1:], LENGTHS[1:]).select(rows), prompt_rows=rows)
@@ -289,9 +289,20 @@ def test_the_tower_sees_each_prompt_once_in_each_pass(folder):
             pictures=prompts.pictures,
         )
 
+    # Nor are tensors of the repetitions made.
+    read = []
+    tensors_of = PictureEncoder.tensors
+
+    def tensors(encoder, numbers):
+        read.extend(numbers)
+        return tensors_of(encoder, numbers)
+
+    monkeypatch.setattr(PictureEncoder, "tensors", tensors)
+
     # A cache of sliding windows cannot be continued by several responses.
     repeated = 8 if folder.name == "gemma3" else 1
     assert pixels_in(generate) == repeated * once
+    assert len(read) == repeated * 3
 
 
 def test_a_model_that_prefers_a_placeholder_never_writes_it(folder):

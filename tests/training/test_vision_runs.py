@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
+from rl4lms_like import Run
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
@@ -227,6 +228,13 @@ def test_what_is_not_supported_is_refused_by_its_key(mapping, path):
         target |= values
     with raises_at(path, among_others=True):
         parse_config(mapping)
+
+
+def test_nlpo_of_python_with_images_names_the_policy(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path))
+    prompts = [{"prompt": "colour?", "image": Picture(contents=png())}]
+    with raises_at("alg.policy.id", mentions="nlpo needs a policy with a mask model"):
+        Run(str(folder), prompts=prompts, reward=lambda responses: [0.0] * len(responses), algorithm="nlpo")
 
 
 def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy_one_of_texts(
