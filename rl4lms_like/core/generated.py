@@ -41,11 +41,14 @@ def of_texts(
     meta_infos: Sequence[dict[str, Any] | None] | None,
     images: Sequence[tuple[Picture, ...]] | None = None,
 ) -> list[Generated]:
-    """Return responses of which only the texts and pictures are known; all arguments have length `n`."""
+    """Return responses of which only the texts and pictures are known.
+
+    All arguments have length `n`; references that are not needed may be empty.
+    """
     responses = []
     for index, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
         meta_info = None if meta_infos is None else meta_infos[index]
         pictures = () if images is None else images[index]
-        sample = Sample(str(index), prompt, list(references[index]), meta_info, images=pictures)
+        sample = Sample(str(index), prompt, list(references[index]) if references else [], meta_info, images=pictures)
         responses.append(Generated(sample, text))
     return responses

@@ -225,7 +225,7 @@ def test_prompts_and_responses_must_fit_the_models_positions(tiny_config, tmp_pa
 def test_what_only_torch_and_transformers_know_is_said_before_weights_are_read(tiny_config, tmp_path, monkeypatch):
     from rl4lms_like.on_policy import assemble
 
-    monkeypatch.setattr(assemble, "build_tokenizer", lambda config: pytest.fail("went on"))
+    monkeypatch.setattr(assemble, "tokenizer_and_pictures", lambda config: pytest.fail("went on"))
     tiny_config["device"] = "quantum"
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["max_new_token"] = 3
     tiny_config["alg"]["policy"]["args"]["generation_kwargs"]["eos_token_id"] = 3
