@@ -377,6 +377,13 @@ class SilentTracker(Tracker):
     def cut_files(self, sizes: Mapping[str, int]) -> None:
         """Do nothing: the files are those of the main process."""
 
+    def log_predictions(self, epoch: Epoch, split_name: str, predictions: Predictions) -> None:
+        """Do nothing: two processes must not write the same thumbnails."""
+
+    def keep_thumbnails(self, pictures: Iterable[Picture]) -> list[str]:
+        """Return no paths: the files are those of the main process."""
+        return []
+
     def done(self) -> None:
         """Stop the suppression of messages."""
         for handler in self._handlers:

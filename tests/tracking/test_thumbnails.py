@@ -14,7 +14,7 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.run import train_config
 from rl4lms_like.system.errors import RL4LMsLikeError
-from rl4lms_like.tracking.base import Tracker
+from rl4lms_like.tracking.base import SilentTracker, Tracker
 from rl4lms_like.tracking.report import write_report
 from rl4lms_like.tracking.run_folder import IMAGES
 from rl4lms_like.tracking.thumbnails import N_EMBEDDED, embedded, keep_thumbnails
@@ -46,6 +46,13 @@ def tracked(folder, rows):
 
 def written(run) -> list[dict]:
     return json.loads((run / "epoch_0_val_split_predictions.json").read_text())
+
+
+def test_only_the_main_process_of_a_run_writes_them(tmp_path):
+    with SilentTracker(tmp_path, {"alg": {"id": "grpo"}}) as tracker:
+        tracker.log_predictions(0, "val", predictions(2))
+        assert tracker.keep_thumbnails([noise(0)]) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_name_small_copies_and_no_pixels(tmp_path):
