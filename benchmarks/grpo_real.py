@@ -142,6 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{key}", type=int, help=f"instead of {getattr(SHAPE, key)}")
     add_options(parser, n_warm_up=N_WARM_UP)
     options = parser.parse_args(arguments)
+    if options.device == "cpu" and options.dtype != "float32":
+        parser.error("--dtype needs --device cuda: on a processor, TRL computes in float32")
 
     shape = shape_of(options)
     job: dict[str, Any] = {"device": options.device, "policy": {"dtype": options.dtype}}

@@ -31,6 +31,7 @@ from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.ppo_iteration import RESULTS, machine
+from benchmarks.systems.worker import peak_mb
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import SupervisedConfig
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
@@ -103,12 +104,6 @@ def config_of(folder: Path, task: str, sizes: dict[str, int], budget: float | No
     }
 
 
-def high_water_mark() -> float:
-    """Return the peak memory of this process, in MiB."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return int(status["VmHWM"].split()[0]) / 1024
-
-
 def assembled(config: dict[str, Any]) -> tuple[Any, Any, Any]:
     """Return the model, the objective and a batch of a run."""
     parsed = parse_config(config)
@@ -121,10 +116,10 @@ def assembled(config: dict[str, Any]) -> tuple[Any, Any, Any]:
 def peak(config: dict[str, Any]) -> dict[str, float]:
     """Return the memory that loss and gradient of a batch need, above that of the loaded model, in MiB."""
     model, objective, batch = assembled(config)
-    before = high_water_mark()
+    before = peak_mb()
     loss = objective.loss(model, batch)
     loss.backward()
-    return {"peak_mib": high_water_mark() - before, "loss": float(loss.detach())}
+    return {"peak_mib": peak_mb() - before, "loss": float(loss.detach())}
 
 
 def times(config: dict[str, Any]) -> dict[str, float]:

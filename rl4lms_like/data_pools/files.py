@@ -243,14 +243,9 @@ class JsonlPool(TextGenPool):
         if files.is_empty(split):
             return cls([])
         rows, source = files.rows(split, json_table_rows)
+        folder = files.file(split).parent  # of relative paths
         return columns.pool(
-            cls,
-            rows,
-            row_format,
-            prompt_column=prompt_column,
-            split=split,
-            source=source,
-            folder=files.file(split).parent,
+            cls, rows, row_format, prompt_column=prompt_column, split=split, source=source, folder=folder
         )
 
 
@@ -279,14 +274,9 @@ class CsvPool(TextGenPool):
         if files.is_empty(split):
             return cls([])
         rows, source = files.rows(split, partial(csv_rows, delimiter=delimiter))
+        folder = files.file(split).parent  # of relative paths
         return columns.pool(
-            cls,
-            rows,
-            row_format,
-            prompt_column=prompt_column,
-            split=split,
-            source=source,
-            folder=files.file(split).parent,
+            cls, rows, row_format, prompt_column=prompt_column, split=split, source=source, folder=folder
         )
 
 

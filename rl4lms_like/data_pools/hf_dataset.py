@@ -68,13 +68,7 @@ class HfDatasetPool(TextGenPool):
             split, path, name=name, data_files=data_files, split_names=split_names, splitting=splitting
         )
         return columns.pool(
-            cls,
-            rows,
-            row_format,
-            prompt_column=prompt_column,
-            split=split,
-            source=source,
-            folder=folder,
+            cls, rows, row_format, prompt_column=prompt_column, split=split, source=source, folder=folder
         )
 
 

@@ -53,6 +53,8 @@ class PictureColumns:
         images = self._pictures(row, where)
         if len(self.errors) > n_errors:
             return None
+
+        # One place for each picture; an image part of a message is a place, too.
         try:
             if isinstance(prompt, str):
                 prompt = text_with_places(prompt, len(images))

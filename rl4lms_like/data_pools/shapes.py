@@ -94,10 +94,13 @@ class Shapes(TextGenPool):
         empty = Picture.of(Drawing(side, ()).image()) if constant else None
         samples = []
         for index in range(n_train if split == "train" else n_eval):
+            # Drawn until it is one of this split.
             question = rng.choice(questions)
             drawing, answer = _drawn(rng, question, side)
             while drawing.split != split:
                 drawing, answer = _drawn(rng, question, side)
+
+            # The empty picture does not show the answer, which is that of the drawing.
             samples.append(
                 Sample(
                     f"{split}_{index}",

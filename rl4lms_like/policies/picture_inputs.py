@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.policies.pictures import TYPES, PictureEncoder
 
 CONTINUED = ("position_ids", *TYPES)
@@ -38,7 +39,7 @@ def prompt_inputs(
     inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": mask.long()}
     for name, tensor in pictures.tensors(numbers).items():
         if name in accepted:
-            inputs[name] = tensor.to(ids.device)
+            inputs[name] = to_device(tensor, ids.device)
 
     # Of texts too: without types, some models attend to their tokens in another way.
     for name in pictures.type_rules:

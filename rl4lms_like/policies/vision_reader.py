@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel
 
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.token_scores import NEVER, Head
 from rl4lms_like.policies.generation import TextGenerator
@@ -51,7 +52,7 @@ class VisionReader(CausalReader):
         return logits.index_fill(1, self._placeholders(logits.device), NEVER)
 
     def _placeholders(self, device: torch.device) -> Tensor:
-        return torch.tensor(self.pictures.placeholder_ids, device=device)
+        return to_device(torch.tensor(self.pictures.placeholder_ids), device)
 
     def _prompts(self, episodes: EpisodeBatch, rows: Tensor | None = None) -> dict[str, Tensor]:
         """Return the model's inputs for the prompts of some episodes `[k]`, by default of all."""

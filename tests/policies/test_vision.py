@@ -305,21 +305,19 @@ def test_the_tower_sees_each_prompt_once_in_each_pass(folder, monkeypatch):
     assert len(read) == repeated * 3
 
 
+def sampled(policy, n_tokens):
+    """Sampled responses to the prompts, none of which ends early."""
+    prompts = episodes_of(policy.pictures)
+    options = {"eos_token_ids": [], "max_new_tokens": n_tokens, "seed": 0, "record_log_prob": True}
+    return policy.generate(prompts.prompt_ids, prompts.prompt_mask, pictures=prompts.pictures, **options)
+
+
 def test_a_model_that_prefers_a_placeholder_never_writes_it(folder):
     policy = make_vision_policy(folder, use_reference=False)
     head = policy.policy_model.get_output_embeddings()
     with torch.no_grad():
         head.weight[policy.pictures.placeholder_ids] = 100 * head.weight.mean(dim=0)
-    prompts = episodes_of(policy.pictures)
-    episodes = policy.generate(
-        prompts.prompt_ids,
-        prompts.prompt_mask,
-        eos_token_ids=[],
-        max_new_tokens=8,
-        seed=0,
-        record_log_prob=True,
-        pictures=prompts.pictures,
-    )
+    episodes = sampled(policy, 8)
     assert not torch.isin(episodes.response_ids, torch.tensor(policy.pictures.placeholder_ids)).any()
 
     # The recorded distribution is the one that is scored; the ratio of the first minibatch is 1.
@@ -333,16 +331,7 @@ def test_a_model_that_prefers_a_placeholder_never_writes_it(folder):
 def test_the_recorded_distribution_is_that_of_the_generation_arguments(folder):
     kwargs = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.8}
     policy = make_vision_policy(folder, use_reference=False, critic="none", generation_kwargs=kwargs)
-    prompts = episodes_of(policy.pictures)
-    episodes = policy.generate(
-        prompts.prompt_ids,
-        prompts.prompt_mask,
-        eos_token_ids=[],
-        max_new_tokens=6,
-        seed=0,
-        record_log_prob=True,
-        pictures=prompts.pictures,
-    )
+    episodes = sampled(policy, 6)
     computed = policy.generation_log_prob(episodes, eos_token_ids=[], max_new_tokens=6)
     assert (computed - episodes.behavior_log_prob).abs().max() < EXACT
 
