@@ -44,8 +44,6 @@ def make_algorithm(worker: Worker) -> OnPolicyTextAlgorithm:
     ]
     adapters = {"peft": worker.job["lora"]} if "lora" in worker.job else {}
     policy = worker.job.get("policy", {})  # further arguments of the policy
-    if "generation_dtype" in policy:
-        own["importance_correction"] = "tis"
     env = TextVecEnv(
         n_envs=shape.episodes,
         tokenizer=tokenizer,

@@ -151,6 +151,11 @@ class OnPolicyArguments(Block):
     sde_sample_freq: Literal[-1] = -1
     create_eval_env: bool = False
 
+    @property
+    def corrects_by_ratios(self) -> bool:
+        """True if only the ratios of the loss can correct for a sampling in another precision."""
+        return False
+
     def issues(self) -> Iterator[ConfigIssue]:
         # Compared with the default: a resolved config has all keys.
         if self.reference_mixing != 1 and self.reference_update_iterations is None:
@@ -191,8 +196,15 @@ class CorrectedArguments(OnPolicyArguments):
             and 2 for `sequence_mask`.
     """
 
+    has_ratios: ClassVar[bool] = True
+    """True if the loss has ratios, which correct for another distribution if it is the one that they are to."""
+
     importance_correction: Correction = "none"
     correction_range: tuple[NonNegative, Positive] | None = None
+
+    @property
+    def corrects_by_ratios(self) -> bool:
+        return self.has_ratios and self.importance_correction == "none"
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from super().issues()
@@ -316,6 +328,8 @@ class A2CArguments(CorrectedArguments):
         use_rms_prop: use RMSprop (alpha 0.99). false uses the policy's own optimizer, AdamW.
         normalize_advantage: normalize advantages over the whole rollout.
     """
+
+    has_ratios: ClassVar[bool] = False
 
     learning_rate: Positive = 5e-5
     n_steps: Count = 5

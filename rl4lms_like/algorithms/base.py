@@ -63,10 +63,12 @@ RATIO_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.4}
 Rounding in bfloat16 (8 bits) gives up to 0.04 in tiny models and 0.22 in one of 135M parameters. Weights that are one
 update old give 0.7 to 0.9 (medians of `python -m benchmarks.healthy_runs`).
 """
-SAMPLER_TOLERANCE = 0.05
-"""Distance from 1 above which the first ratio shows that the sampler's log-probs are not those of the policy.
+SAMPLER_TOLERANCE = {"ratio_gap": 0.05, "approx_kl": 0.01}
+"""Limits above which the first minibatch shows that the sampler's log-probs are not those of the policy.
 
-Rounding in float32 gives about 1e-4, a sampling at temperature 0.9 ratios of 0.5 to 2.
+`ratio_gap` is the largest distance of a ratio from 1: rounding in float32 gives about 1e-4, a sampling at temperature
+0.9 ratios of 0.5 to 2. `approx_kl` is the mean, nats per token, if responses were generated in bfloat16, whose single
+ratios may be far from 1: rounding gives about 1e-4.
 """
 NO_BALANCING_LOSS = (
     "output_router_logits: true in its config.json, and this algorithm cannot add the balancing loss: set it to false "
@@ -210,6 +212,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             dynamic_sampling=arguments.dynamic_sampling,
             first_token_temperature=arguments.first_token_temperature,
             record_log_prob=arguments.importance_correction != "none",
+            corrects_by_ratios=arguments.corrects_by_ratios,
             sort_by_length=arguments.length_sorted_minibatches,
             value_gae_lambda=arguments.value_gae_lambda,
             gae_length_alpha=arguments.gae_length_alpha,
@@ -314,7 +317,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
 
                 # Over all processes: each must decide the same below.
                 logged = self._summary(self._gather_terms(objectives), minibatch.weights)
-                self.check_sampler(logged["ratio_gap"])
+                self.check_sampler(logged)
                 logged["minibatch_episodes"] = torch.full_like(logged["loss"], minibatch.observations.n_episodes)
                 if self.balancing is not None:
                     logged["balancing"] = self.balancing.value
@@ -600,11 +603,11 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         logged["clip_fraction"] = clipped.float().mean()
         return logged
 
-    def check_sampler(self, ratio_gap: Tensor) -> None:
+    def check_sampler(self, logged: Mapping[str, Tensor]) -> None:
         """Check that log-probs which were recorded while sampling are those of the policy, before its first step.
 
         Args:
-            ratio_gap: largest distance of a ratio of this minibatch from 1.
+            logged: summary of a minibatch.
 
         Raises:
             ModelError: they are not.
@@ -615,11 +618,12 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         if not is_first or not self._has_sampler_log_probs:
             return
 
-        gap = float(ratio_gap)
-        if gap > SAMPLER_TOLERANCE:
+        measure = "approx_kl" if self.policy.arguments.generates_in_other_dtype else "ratio_gap"
+        gap = float(logged[measure])
+        if gap > SAMPLER_TOLERANCE[measure]:
             raise ModelError(
-                f"the log-probs that were recorded while sampling are not those of the policy: the first minibatch's "
-                f"ratio differs from 1 by {gap:.2g} (limit {SAMPLER_TOLERANCE}). Compute them in a pass of their own: "
+                f"the log-probs that were recorded while sampling are not those of the policy: {measure} of the first "
+                f"minibatch is {gap:.2g} (limit {SAMPLER_TOLERANCE[measure]}). Compute them in a pass of their own: "
                 f"{speedups.PATH}.sampler_log_probs: false"
             )
 
@@ -847,13 +851,20 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
         self.logger.record("time/update_s", seconds)
 
         # The first minibatch has the weights of the rollout: its ratios are 1, unless the two passes differ.
-        if self.warns_of_ratio and gap > RATIO_TOLERANCE[self.policy.arguments.dtype]:
+        if self.warns_of_ratio and gap > self.ratio_tolerance:
             self.warns_of_ratio = False
             warnings.warn(
                 f"the first minibatch's ratio differs from 1 by {gap:.2g}: its log-probs are not those of the rollout. "
                 f"Likely cause: {self.likely_ratio_cause}. This warning is shown once",
                 stacklevel=2,
             )
+
+    @property
+    def ratio_tolerance(self) -> float:
+        """Distance from 1 up to which rounding explains the first ratio."""
+        options = self.policy.arguments
+        is_rounded = self._has_sampler_log_probs and options.generates_in_other_dtype
+        return RATIO_TOLERANCE["bfloat16" if is_rounded else options.dtype]
 
     @property
     def likely_ratio_cause(self) -> str:

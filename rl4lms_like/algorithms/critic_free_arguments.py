@@ -394,6 +394,7 @@ class OnlineDPOArguments(CriticFreeArguments):
     needs_reference: ClassVar[bool] = True
     kl_coeff: ClassVar[float] = 0.1
     is_pairwise: ClassVar[bool] = True
+    has_ratios: ClassVar[bool] = False
 
     batch_size: Count | None = None
     group_size: Count = 2

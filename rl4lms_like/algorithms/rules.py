@@ -13,7 +13,7 @@ from typing import Any
 
 from rl4lms_like.algorithms.arguments import CorrectedArguments, OnPolicyArguments, TRPOArguments
 from rl4lms_like.algorithms.critic_free_arguments import CriticFreeArguments
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.schema import Rule
@@ -103,14 +103,27 @@ def probabilities_of_samples(alg: Algorithm, policy: PolicyArguments) -> Issues:
         yield ConfigIssue("args.importance_correction", message)
 
 
+def can_have_ratios_to_sampling(policy: PolicyArguments) -> bool:
+    """Return whether the log-probs of a sampling in another precision can be those that the ratios of a loss are to.
+
+    They take the place of the policy's pass over the rollout, whose states a shared critic reads, and in which masks of
+    allowed tokens are chosen.
+    """
+    records = policy.used_speedups.sampler_log_probs and policy.samples_policy
+    return records and policy.critic != "shared" and not isinstance(policy, MaskablePolicyArguments)
+
+
 def precision_of_sampling(alg: Algorithm, policy: PolicyArguments) -> Issues:
-    """Check that rollouts which are generated in another precision are corrected; losses of pairs have no ratios."""
+    """Check that the loss corrects for rollouts in another precision, by its ratios or weights; pairs need neither."""
     if not policy.generates_in_other_dtype or alg.arguments.is_pairwise:
         return
     message = f"{policy.generation_dtype} samples from another distribution than dtype: {policy.dtype}"
     if not isinstance(alg.arguments, CorrectedArguments):
         yield ConfigIssue("policy.args.generation_dtype", f"{message}, for which {alg.id} cannot correct; remove it")
     elif alg.arguments.importance_correction == "none":
+        has_ratios = alg.arguments.corrects_by_ratios and alg.arguments.first_token_temperature is None
+        if has_ratios and can_have_ratios_to_sampling(policy):
+            return
         message += "; set alg.args.importance_correction: tis, or remove it"
         yield ConfigIssue("policy.args.generation_dtype", message)
 

@@ -123,7 +123,7 @@ class TRPO(OnPolicyTextAlgorithm):
         # g = gradient of mean(r_t A_t) + ent_coef * entropy at the rollout's policy, over the whole rollout.
         actor = FlatParameters(self._parameters_of("actor"))
         gradient, info = self._gradient(rollout, actor)
-        self.check_sampler(info["ratio_gap"])
+        self.check_sampler(info)
         if not self._is_accepted(info):
             return self._no_step(info)
 

@@ -678,10 +678,12 @@ def other_distribution(policy: PolicyArguments) -> Notices:
         yield Notice(ROLLOUTS, message)
 
 
-def precision_of_rollouts(policy: PolicyArguments) -> Notices:
-    """Report a speedup that has no effect because responses are generated in another precision."""
-    if policy.generates_in_other_dtype and policy.speedups.get("sampler_log_probs"):
-        message = f"no effect with generation_dtype: {policy.generation_dtype}, whose log-probs are not the policy's"
+def precision_of_rollouts(alg: Algorithm, policy: PolicyArguments) -> Notices:
+    """Report a speedup that has no effect because responses are generated in another precision and corrected."""
+    is_corrected = policy.generates_in_other_dtype and alg.arguments.importance_correction != "none"
+    if is_corrected and policy.speedups.get("sampler_log_probs"):
+        message = f"no effect with generation_dtype: {policy.generation_dtype} and an importance_correction, whose "
+        message += f"weights need the log-probs of a pass in {policy.dtype}, too"
         yield Notice("alg.policy.args.speedups.sampler_log_probs", message)
 
 

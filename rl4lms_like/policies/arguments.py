@@ -307,8 +307,8 @@ class PolicyArguments(Block):
         dtype: `float32`, or `bfloat16` for autocast with weights in float32. Log-probs are always computed from logits
             in float32.
         generation_dtype: precision of linear layers while rollouts are generated; default: that of `dtype`. Another one
-            samples from another distribution than the one that is trained, which needs `importance_correction`.
-            Evaluations always use `dtype`.
+            samples from another distribution than the one that is trained, for which the loss corrects by its ratios
+            or by `importance_correction`. Evaluations always use `dtype`.
         reference_dtype: `bfloat16` stores the linear layers of the reference or the teacher in bfloat16, in half of the
             memory, and multiplies with them in bfloat16.
         attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
@@ -398,12 +398,13 @@ class PolicyArguments(Block):
     def samples_policy(self) -> bool:
         """True if the log-probs of the sampling are those of the policy's pass over a rollout, up to rounding.
 
-        Stop strings end responses, but do not change their distribution. In bfloat16, rounding is too coarse.
+        Stop strings end responses, but do not change their distribution. Two passes in bfloat16 differ too much; with
+        another precision of the sampling alone, a loss can have its ratios to that.
         """
         kwargs = {key: value for key, value in self.generation_kwargs.items() if key != STOP_STRINGS}
         is_known = not self.is_greedy and not any(kwargs.get(key) is not None for key in UNKNOWN_DISTRIBUTION)
-        is_exact = self.engine["id"] == OWN_ENGINE and self.dtype == "float32" and not self.dropout
-        is_exact = is_exact and not self.generates_in_other_dtype
+        is_right_dtype = self.dtype == "float32" or self.generates_in_other_dtype
+        is_exact = self.engine["id"] == OWN_ENGINE and is_right_dtype and not self.dropout
         return is_known and is_exact and not samples_other_distribution(kwargs)
 
     @property

@@ -149,6 +149,12 @@ class RolloutCollector:
             message = "missing: the first decoder token of the policy, whose responses do not continue their prompts"
             raise ConfigError([ConfigIssue("context_start_token", message)], "the environment")
 
+        # A config's rules have checked its settings, but not how a user's policy computes its scores.
+        needs_log_probs = self.options.corrects_by_ratios and self.policy.arguments.generates_in_other_dtype
+        if needs_log_probs and self._replay is None and not self.uses_sampler_log_probs:
+            message = "samples from another distribution, whose log-probs this policy cannot use; remove it"
+            raise ConfigError([ConfigIssue("policy_kwargs.generation_dtype", message)], "the arguments")
+
         if self.generates_ahead and not self.traits.plays_episodes:
             raise RL4LMsLikeError("an engine that generates ahead requires a TextVecEnv that is not wrapped")
         group_size = self.options.group_size
@@ -186,7 +192,9 @@ class RolloutCollector:
     def uses_sampler_log_probs(self) -> bool:
         """True if log-probs and entropies that are recorded while sampling replace the policy's pass."""
         is_sampled = self._replay is None and self.options.first_token_temperature is None
-        return self.checks_ratio and is_sampled and self.policy.uses_sampler_log_probs
+        # In another precision, importance weights would compare them with those of that pass.
+        is_right_dtype = self.options.corrects_by_ratios or not self.policy.arguments.generates_in_other_dtype
+        return self.checks_ratio and is_sampled and is_right_dtype and self.policy.uses_sampler_log_probs
 
     @property
     def is_off_policy(self) -> bool:

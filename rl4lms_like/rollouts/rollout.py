@@ -47,6 +47,8 @@ class RolloutOptions:
         first_token_temperature: see `TextGenerator.generate`.
         record_log_prob: store the log-probs of the sampled distribution even if it is the policy's own; otherwise they
             are only stored if it is another one.
+        corrects_by_ratios: if responses are generated in another precision, the log-probs of their sampling are those
+            that ratios of the loss are to.
         sort_by_length: see `EpisodeBuffer`.
         value_gae_lambda: see `EpisodeBuffer`.
         gae_length_alpha: see `EpisodeBuffer`.
@@ -60,6 +62,7 @@ class RolloutOptions:
     dynamic_sampling: int | None = None
     first_token_temperature: float | None = None
     record_log_prob: bool = False
+    corrects_by_ratios: bool = False
     sort_by_length: bool = False
     value_gae_lambda: float | None = None
     gae_length_alpha: float | None = None

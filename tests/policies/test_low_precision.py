@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rl4lms_like.algorithms.a2c import A2C
 from rl4lms_like.algorithms.policy_gradient import GRPO, OnlineDPO
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.trpo import TRPO
@@ -11,10 +12,10 @@ from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.policies.faster_layers import use_onednn
 from rl4lms_like.policies.low_precision import products_in_bfloat16
 from rl4lms_like.rollouts.kl import FixedKLController
-from rl4lms_like.system.errors import ConfigError
+from rl4lms_like.system.errors import ConfigError, ModelError
 from rl4lms_like.testing import models
 from tests.algorithms.test_update import build
-from tests.builders import SAMPLING, make_policy
+from tests.builders import POLICIES, SAMPLING, make_env, make_policy
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
 
@@ -103,6 +104,52 @@ def test_rollouts_are_corrected_and_evaluations_are_those_of_the_policy(tiny_gpt
     assert torch.equal(texts[0].response_ids, texts[1].response_ids)
 
 
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_without_a_correction_the_ratios_are_to_the_sampling_in_bfloat16(algorithm, tiny_gpt2_dir, tiny_tokenizer):
+    options = {"policy_kwargs": {"generation_dtype": "bfloat16"}, "n_epochs": 1, "batch_size": 10_000}
+    if algorithm is GRPO:
+        options |= {"group_size": 4, "kl_controller": FixedKLController(0.1, placement="loss")}
+    built = build(algorithm, tiny_gpt2_dir, tiny_tokenizer, **options)
+    make_pass = built.policy.reader.scores
+    n_passes = []
+    built.policy.reader.scores = lambda *args, **settings: n_passes.append(1) or make_pass(*args, **settings)
+
+    built.learn_iteration(0, 1)
+    assert len(n_passes) == 1, "the pass of the only step"
+    buffer = built.rollout_buffer
+    old = torch.as_tensor(buffer.log_probs)
+    in_float32 = make_policy("causal", tiny_gpt2_dir).score(buffer.episodes).log_prob  # the weights before the step
+    gaps = (in_float32 - old).abs()
+    assert 1e-5 < float(gaps.max()) < BFLOAT16
+    logged = built.logger.name_to_value
+    assert logged["train/ratio_gap"] == pytest.approx(float(((in_float32 - old).exp() - 1).abs().max()), rel=1e-3)
+    assert "rollout_info/importance_weight" not in logged
+
+
+def test_a_sampling_of_another_distribution_is_found_in_bfloat16_too(tiny_gpt2_dir, tiny_tokenizer):
+    built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs={"generation_dtype": "bfloat16"})
+    generate = built.policy.generator.generate
+    colder = {**SAMPLING, "temperature": 0.1}
+    built.policy.generator.generate = lambda *args, **options: generate(
+        *args, **{**options, "generation_kwargs": colder}
+    )
+    with pytest.raises(ModelError, match="sampler_log_probs: false"):
+        built.learn_iteration(0, 1)
+
+
+class OwnScores(POLICIES["causal"]):
+    """A user's policy, with another distribution than the one that is sampled."""
+
+    def action_scores(self, observations):
+        raise NotImplementedError
+
+
+def test_a_policy_that_scores_itself_cannot_use_the_log_probs_of_a_sampling_in_bfloat16(tiny_gpt2_dir, tiny_tokenizer):
+    own = {"model_name": str(tiny_gpt2_dir), "generation_kwargs": SAMPLING, "generation_dtype": "bfloat16"}
+    with raises_at("policy_kwargs.generation_dtype"):
+        PPO(OwnScores, make_env(tiny_tokenizer, tiny_gpt2_dir), n_steps=20, policy_kwargs=own, device="cpu")
+
+
 def test_autocast_of_everything_but_generation(tiny_gpt2_dir, tiny_tokenizer):
     dtypes = {"dtype": "bfloat16", "generation_dtype": "float32"}
     built = build(PPO, tiny_gpt2_dir, tiny_tokenizer, policy_kwargs=dtypes, **CORRECTED)
@@ -116,14 +163,18 @@ def test_autocast_of_everything_but_generation(tiny_gpt2_dir, tiny_tokenizer):
 @pytest.mark.parametrize(
     ("algorithm", "arguments", "key"),
     [
-        (PPO, {}, "policy_kwargs.generation_dtype"),
+        (A2C, {}, "policy_kwargs.generation_dtype"),
         (TRPO, {}, "policy_kwargs.generation_dtype"),
+        (PPO, {}, None),
         (PPO, CORRECTED, None),
+        (PPO, {"policy_kwargs": {"critic": "shared"}}, "policy_kwargs.generation_dtype"),
+        (PPO, {"policy_kwargs": {"speedups": {"sampler_log_probs": False}}}, "policy_kwargs.generation_dtype"),
+        (PPO, {"policy_kwargs": {"generation_kwargs": {**SAMPLING, "top_k": 5}}}, "policy_kwargs.generation_dtype"),
         (OnlineDPO, {"group_size": 2, "kl_controller": FixedKLController(0.1, placement="loss")}, None),
     ],
 )
 def test_generation_in_another_dtype_needs_a_correction(algorithm, arguments, key, tiny_gpt2_dir, tiny_tokenizer):
-    options = {"policy_kwargs": {"generation_dtype": "bfloat16"}, **arguments}
+    options = {**arguments, "policy_kwargs": {"generation_dtype": "bfloat16", **arguments.get("policy_kwargs", {})}}
     if key is None:
         build(algorithm, tiny_gpt2_dir, tiny_tokenizer, **options)
         return

@@ -167,7 +167,7 @@ def context_of(run: AssembledRun) -> Context:
 
     max_ratio_gap = limits.max_ratio_gap
     if max_ratio_gap == "auto":  # rounding differs by type: autocast in bfloat16 has 8 bits of precision
-        max_ratio_gap = RATIO_TOLERANCE[policy.dtype]
+        max_ratio_gap = float(getattr(algorithm, "ratio_tolerance", RATIO_TOLERANCE[policy.dtype]))
 
     # TRPO solves for its step (`cg_damping` is of its conjugate gradients), so only its trust region limits it.
     # Stable-Baselines3's algorithms are their own arguments.
