@@ -47,10 +47,11 @@ class System:
     checkout: Path = ROOT
 
 
+IN_BFLOAT16 = {"dtype": "bfloat16", "generation_dtype": "float32", "reference_dtype": "bfloat16"}
 SYSTEMS = {
     "ours": System("ours"),
     "ours_grpo": System("ours", job={"algorithm": "grpo"}),
-    "ours_bfloat16": System("ours", job={"policy": {"dtype": "bfloat16", "generation_dtype": "float32"}}),
+    "ours_bfloat16": System("ours", job={"policy": IN_BFLOAT16}),
     "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),
