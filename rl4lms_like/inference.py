@@ -26,6 +26,7 @@ from rl4lms_like.envs.scoring import EpisodeScorer
 from rl4lms_like.offline.assemble_supervised import max_prompt_length
 from rl4lms_like.policies.arguments import OWN_ENGINE, MaskablePolicyArguments, PolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy, LMActorCriticPolicy
+from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
 from rl4lms_like.policies.masked import masked_generator
@@ -489,6 +490,9 @@ def responder_of(
         generator.uses_decode_loop = not generator.is_encoder_decoder and check_decoding(
             CausalReader(model), model_name, in_bfloat16="flash" in (arguments.attn_implementation or "")
         )
+
+    if isinstance(generator, TextGenerator) and model.device.type == "cpu":
+        generator.packs_weights = can_pack(arguments.used_speedups)
 
     if max_prompt_length is None:
         assert config is not None

@@ -66,6 +66,7 @@ from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
+from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.low_precision import n_linear_weights
@@ -278,6 +279,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
+        elif device == "cpu" and not is_split and arguments.generates_packed and can_pack(arguments.used_speedups):
+            sizes["generating weights"] = FLOAT * policy.linear_with_head
         other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
 
         if not shortest:

@@ -413,6 +413,11 @@ class PolicyArguments(Block):
         return self.generation_dtype not in (None, self.dtype)
 
     @property
+    def generates_packed(self) -> bool:
+        """True if nothing among these arguments prevents packed weights from being used for generation."""
+        return not self.compile and "float32" in (self.dtype, self.generation_dtype)
+
+    @property
     def is_ahead(self) -> bool:
         """True if rollouts are generated during the update before them."""
         return generates_ahead({"engine": self.engine})

@@ -42,6 +42,7 @@ from rl4lms_like.policies.arguments import (
 )
 from rl4lms_like.policies.decoding import Contexts
 from rl4lms_like.policies.faster_layers import speed_up
+from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
@@ -147,6 +148,8 @@ class LMActorCriticPolicy(BasePolicy):
             for reader in (self.reader, self.value_reader):
                 if reader is not None:
                     self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)
+        self.generator.merged_adapters = self.merged_adapters.get(self.reader)
+        self.generator.packs_weights = computes_eagerly and can_pack(self.arguments.used_speedups)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
         # exception in them means that the family has an interface which is not supported.

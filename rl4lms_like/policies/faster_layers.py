@@ -59,7 +59,9 @@ def reasons_without_effect(
     """
     reasons: dict[str, str] = {}
     if not is_on_processor:
-        reasons |= dict.fromkeys(("keep_freed_memory", "onednn", "grouped_attention"), "the run uses a GPU")
+        reasons |= dict.fromkeys(
+            ("keep_freed_memory", "onednn", "grouped_attention", "packed_weights"), "the run uses a GPU"
+        )
     elif returned := why_returned():
         reasons["keep_freed_memory"] = returned
 
@@ -70,6 +72,9 @@ def reasons_without_effect(
         products = "weights are split (distributed.strategy: fsdp)"
     if products is not None:
         reasons.setdefault("onednn", products)
+        reasons.setdefault("packed_weights", products)
+    elif not arguments.generates_packed:
+        reasons.setdefault("packed_weights", "dtype: bfloat16 generates under autocast")
 
     # Families have different names for their activation.
     text = network.get_text_config()

@@ -46,7 +46,8 @@ from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
-from rl4lms_like.policies.low_precision import products_in_bfloat16
+from rl4lms_like.policies.generating_weights import MIN_STEPS, weights_to_generate
+from rl4lms_like.policies.merged_adapters import MergedAdapters
 from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
@@ -424,6 +425,8 @@ class TextGenerator(GenerationEngine):
             allow it; policies set it by `parity.check_sharing`.
         uses_decode_loop: sample with `DecodeLoop`, where the arguments of `generate` allow it; set to the result of
             `parity.check_decoding`, with the speedup `fast_decoding`.
+        packs_weights: generate with packed weights, with the speedup of this name.
+        merged_adapters: those that the policy generates with, if it has any.
     """
 
     has_decode_loop: ClassVar[bool] = True
@@ -448,6 +451,8 @@ class TextGenerator(GenerationEngine):
         self.bfloat16 = bfloat16
         self.shares_prompts = True
         self.uses_decode_loop = False
+        self.packs_weights = False
+        self.merged_adapters: MergedAdapters | None = None
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -538,7 +543,7 @@ class TextGenerator(GenerationEngine):
         was_training = self.model.training
         self.model.eval()
         try:
-            with plain_generation(self.model), seeded(seed, device), self._precision(dtype):
+            with plain_generation(self.model), seeded(seed, device), self._faster_layers(dtype, arguments):
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
                 warpers: Sequence[LogitsProcessor] = ()
@@ -644,13 +649,22 @@ class TextGenerator(GenerationEngine):
         """Return the keyword arguments with which `generate` reads prompts `[n, prompt_len]`."""
         return text_inputs(ids, mask, pictures)
 
-    def _precision(self, dtype: Literal["float32", "bfloat16"] | None) -> AbstractContextManager[Any]:
-        """Compute with this precision within the block; default: that of the constructor."""
-        if dtype == "float32":
+    def _faster_layers(
+        self, dtype: Literal["float32", "bfloat16"] | None, arguments: Mapping[str, Any]
+    ) -> AbstractContextManager[Any]:
+        """Compute with this precision (default: that of the constructor) and with packed weights within the block."""
+        if self.bfloat16 and dtype != "float32":
+            return self._autocast()
+        in_bfloat16 = dtype == "bfloat16"
+        packs = self.packs_weights and arguments.get("max_new_tokens", 0) >= MIN_STEPS
+        if not in_bfloat16 and not packs:
             return nullcontext()
-        if dtype == "bfloat16" and not self.bfloat16:
-            return products_in_bfloat16(self.model)
-        return self._autocast()
+
+        # Merged adapters are those of now, because the policy generates within their `in_use`.
+        merged = None
+        if packs and self.merged_adapters is not None:
+            merged = self.merged_adapters.merged_weights()
+        return weights_to_generate(self.model, in_bfloat16=in_bfloat16, packs=packs, merged=merged)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

@@ -88,6 +88,10 @@ class MergedAdapters:
         finally:
             self._is_in_use = False
 
+    def merged_weights(self) -> dict[Any, Tensor]:
+        """Return the merged weight of each layer `[out, in]`; they are those of the adapters within `in_use`."""
+        return dict(zip(self.layers, self.weights, strict=True))
+
     @torch.no_grad()
     def refresh(self, *, is_in_update: bool = False) -> None:
         """Merge the adapters again, if they or the weights of the base have changed since the last call.

@@ -42,6 +42,8 @@ class Speedups(Block):
         fast_decoding: sample the responses of decoder-only models with a loop that writes keys and values into one
             buffer, and finds a token with one random number. The distribution stays the same, the texts of a seed do
             not. Other models and arguments (beams ...) use the steps of transformers' `generate`.
+        packed_weights: on AMD processors with AVX-512, generate with copies of the linear layers' weights in the order
+            in which oneDNN's kernel reads them. Needs memory for these copies while responses are generated.
     """
 
     keep_freed_memory: bool = True
@@ -51,6 +53,7 @@ class Speedups(Block):
     merged_adapters: bool = True
     sampler_log_probs: bool = True
     fast_decoding: bool = True
+    packed_weights: bool = True
 
 
 def all_speedups(given: Mapping[str, Any] | None = None) -> dict[str, bool]:

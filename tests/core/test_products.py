@@ -44,6 +44,20 @@ def test_product_and_gradients_are_those_in_float64(shape, is_transposed):
 
 
 @needs_onednn
+@pytest.mark.parametrize("n_rows", [1, 4, 33])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_product_with_a_packed_weight_is_that_in_float64(n_rows, is_transposed):
+    x, weight, bias = tensors((2, n_rows, D), is_transposed)
+    packed = products.packed(weight)
+    expected = F.linear(*(each.detach().double() for each in (x, weight, bias)))
+    with torch.no_grad():
+        assert relative(products.product_with_packed(x, packed, bias), expected) < 1e-6
+        in_bfloat16 = products.product_with_packed(x.bfloat16(), products.packed(weight.bfloat16()))
+    exact = F.linear(x.detach().bfloat16().double(), weight.detach().bfloat16().double())
+    assert relative(in_bfloat16, exact) < 3e-3, "only the result is rounded"
+
+
+@needs_onednn
 def test_second_derivatives_are_those_of_torch():
     def second(function):
         x, weight, _ = tensors()

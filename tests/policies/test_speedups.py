@@ -71,9 +71,9 @@ def case(request, checkpoints):
 
 
 def test_every_speedup_has_a_case():
-    # The first one changes no number. Of the others, the modules test_merged_adapters, test_sampler_log_probs and
-    # test_decoding have the cases.
-    elsewhere = {"keep_freed_memory", "merged_adapters", "sampler_log_probs", "fast_decoding"}
+    # The first one changes no number. Of the others, the modules test_merged_adapters, test_sampler_log_probs,
+    # test_decoding and test_packed_weights have the cases.
+    elsewhere = {"keep_freed_memory", "merged_adapters", "sampler_log_probs", "fast_decoding", "packed_weights"}
     assert elsewhere | set(APPLICABLE) == set(no_speedups())
 
 

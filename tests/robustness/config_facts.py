@@ -79,7 +79,7 @@ def number(value: Any) -> float:
 SPEEDUPS = dict.fromkeys(
     (
         *("keep_freed_memory", "fused_activations", "onednn", "grouped_attention"),
-        *("merged_adapters", "sampler_log_probs", "fast_decoding"),
+        *("merged_adapters", "sampler_log_probs", "fast_decoding", "packed_weights"),
     ),
     True,
 )

@@ -1,0 +1,103 @@
+"""Copies of the weights of linear layers with which a model generates faster; made for each batch, then dropped.
+
+    bfloat16   y = float32(bfloat16(x) bfloat16(W)ᵀ) + b     half the bytes are read, and the products are faster
+    packed     the numbers in the order in which oneDNN's kernel reads them (`core.products`), in float32 or bfloat16
+
+W has the layer's adapter merged into it. The copies hold the weights as they are now, so none of them can be stale.
+Attention, norms, embeddings and the log-probs of logits stay in float32, unlike under autocast: on processors,
+attention in bfloat16 and a cast of each weight in each step would take longer than float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from rl4lms_like.core.products import is_worth_packing, packed, product_with_packed, why_mkl
+from rl4lms_like.policies.faster_layers import replaced_forwards
+from rl4lms_like.policies.low_precision import LINEAR, product_in_bfloat16
+from rl4lms_like.policies.speedups import Speedups
+
+MIN_STEPS = 8
+"""Tokens of a response from which packing takes less time than it saves."""
+
+
+def can_pack(speedups: Speedups) -> bool:
+    """Return whether a model on this machine's processor generates with packed weights."""
+    return speedups.packed_weights and why_mkl() is None
+
+
+@contextmanager
+def weights_to_generate(
+    model: nn.Module, *, in_bfloat16: bool, packs: bool, merged: Mapping[Any, Tensor] | None = None
+) -> Iterator[None]:
+    """Let the linear layers compute with copies of their weights within the block. There are no gradients.
+
+    Needs 2 or 4 bytes for each weight. Layers with adapters of another kind than plain LoRA, such as DoRA, are not
+    changed.
+
+    Args:
+        model: a language model.
+        in_bfloat16: multiply in bfloat16.
+        packs: pack the weights that are large enough.
+        merged: layer with an adapter -> weight `[out, in]` with the adapter merged into it, where that is known.
+    """
+    forwards: dict[Any, Callable[[Tensor], Tensor]] = {}
+    for layer, weight, bias in _merged_weights(model, merged or {}):
+        is_packed = packs and is_worth_packing(weight)
+        if in_bfloat16:
+            weight = weight.bfloat16()
+        if is_packed:
+            multiply = _packed_in_bfloat16 if in_bfloat16 else _packed_in_float32
+            forwards[layer] = partial(multiply, packed(weight), bias)
+        elif in_bfloat16:
+            forwards[layer] = partial(product_in_bfloat16, weight, bias)
+    with replaced_forwards(forwards):
+        yield
+
+
+def _packed_in_float32(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Return x Wᵀ + b for a packed weight."""
+    return product_with_packed(x, weight, bias)
+
+
+def _packed_in_bfloat16(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
+    """Return x Wᵀ + b in float32 for a packed weight in bfloat16."""
+    output = product_with_packed(x.bfloat16(), weight).float()
+    return output if bias is None else output + bias
+
+
+@torch.no_grad()
+def _merged_weights(
+    model: nn.Module, merged: Mapping[Any, Tensor]
+) -> Iterator[tuple[nn.Module, Tensor, Tensor | None]]:
+    """Yield each linear layer, its weight `[out, in]` with its adapter merged into it, and its bias."""
+    adapters: set[nn.Module] = set()
+    for layer in list(model.modules()):  # a layer comes before its parts
+        if layer in adapters:
+            continue
+        if layer in merged:
+            adapters |= set(layer.modules())
+            yield layer, merged[layer], layer.get_base_layer().bias  # type: ignore[operator]
+            continue
+
+        # With an adapter, W + s B A is that of the layer around the base.
+        base: Any = layer
+        delta: Tensor | None = None
+        if hasattr(layer, "lora_A"):
+            adapters |= set(layer.modules())
+            wrapped: Any = layer
+            base = wrapped.get_base_layer()
+            if wrapped.lora_variant or len(wrapped.active_adapters) != 1:
+                continue
+            if type(base) in LINEAR:
+                delta = wrapped.get_delta_weight(wrapped.active_adapters[0])
+        if type(base) in LINEAR:
+            weight = base.weight.detach() if delta is None else base.weight + delta
+            yield layer, weight.T.contiguous() if isinstance(base, Conv1D) else weight, base.bias
