@@ -5,7 +5,7 @@
     python -m benchmarks.speedups --shapes iii --speedups onednn
     python -m benchmarks.speedups --model benchmarks/.models/smollm2    GRPO with LoRA on SmolLM2-135M
     python -m benchmarks.speedups --precision                           what is computed in bfloat16; with --model, too
-    python -m benchmarks.speedups --products                            oneDNN's and MKL's products, by shape
+    python -m benchmarks.speedups --products                            single products, by shape
     python -m benchmarks.speedups --quick                               does everything run? (nothing is written)
 
 One process for each variant; they take turns, and a ratio is the median of ratios within a round. The shapes are those
@@ -51,6 +51,10 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 
 WEIGHTS = ((256, 256), (512, 512), (768, 768), (2304, 768), (3072, 768), (768, 3072), (50257, 768))
 ROWS = (128, 256, 512)
+WEIGHTS_TO_GENERATE = ((128, 128), (512, 128), (256, 256), (576, 576), (768, 768), (3072, 768), (49152, 576))
+ROWS_TO_GENERATE = (4, 16, 32, 64)
+CACHE = 2**27
+"""More bytes than a processor's cache holds."""
 
 
 def speedup_variants(keys: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -121,6 +125,41 @@ def products(n_rounds: int) -> Table:
     return table
 
 
+def packed_products(n_rounds: int) -> Table:
+    """Return the time of a product with a packed weight relative to that with a plain one, in float32 and bfloat16.
+
+    As in a step of generation, no weight is in the cache: each of several copies is read in turn.
+    """
+    import torch
+
+    from rl4lms_like.core.products import packed, product_with_packed
+
+    table = Table(title="CPU time of a product with a packed weight / a plain one: float32, bfloat16")
+    table.add_column("weight")
+    for n_rows in ROWS_TO_GENERATE:
+        table.add_column(f"{n_rows} rows", justify="right")
+    for m, d in WEIGHTS_TO_GENERATE:
+        n_copies = max(2, min(100, CACHE // (4 * m * d)))
+        cells: list[list[str]] = [[] for _ in ROWS_TO_GENERATE]
+        for dtype in (torch.float32, torch.bfloat16):
+            plain = [torch.randn(m, d).to(dtype) for _ in range(n_copies)]
+            copies = [packed(weight) for weight in plain]
+            for n_rows, cell in zip(ROWS_TO_GENERATE, cells, strict=True):
+                x = torch.randn(n_rows, d).to(dtype)
+                seconds: list[list[float]] = [[], []]
+                for _ in range(n_rounds):
+                    variants = ((torch.nn.functional.linear, plain), (product_with_packed, copies))
+                    for (compute, weights), times in zip(variants, seconds, strict=True):
+                        start = time.process_time()
+                        for weight in weights:
+                            compute(x, weight)
+                        times.append(time.process_time() - start)
+                pairs = zip(*seconds, strict=True)
+                cell.append(f"{median(with_packed / with_plain for with_plain, with_packed in pairs):.2f}")
+        table.add_row(f"{m} x {d}", *(", ".join(cell) for cell in cells))
+    return table
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="i,ii", help=f"of {','.join(SHAPES)} (default i,ii)")
@@ -132,7 +171,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_options(parser)
     options = parser.parse_args(arguments)
     if options.products:
-        console.print(products(2 if options.quick else 12))
+        n_rounds = 2 if options.quick else 12
+        console.print(products(n_rounds))
+        console.print(packed_products(n_rounds))
         return
 
     # Each variant is a system of `ppo_iteration`, with arguments of its policy.

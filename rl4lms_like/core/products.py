@@ -6,7 +6,7 @@ faster, or not by more than the choice of the kernel takes. On other processors 
 choice depends on nothing but the shapes and the processor, so that the same run has the same bytes.
 
 With few rows, as in a step of generation, most of the time goes into reading the weight. oneDNN reads one that was
-packed, stored once in the order in which its kernel needs the numbers, in 0.35 to 0.9 of MKL's time for 4 to 64 rows.
+packed, stored once in the order in which its kernel needs the numbers, in 0.37 to 0.93 of MKL's time for 4 to 64 rows.
 
 Both sum the products of a row and a column in another order, so results differ by rounding.
 """
