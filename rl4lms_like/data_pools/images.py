@@ -64,9 +64,9 @@ class PictureColumns:
         """
         n_errors = len(self.errors)
         images = self._pictures(row, where)
-        in_messages = (
-            () if isinstance(prompt, str) else self._pictures_of_messages(prompt, f"{where}, column {column!r}")
-        )
+        in_messages: tuple[Picture, ...] = ()
+        if not isinstance(prompt, str):
+            in_messages = self._pictures_of_messages(prompt, f"{where}, column {column!r}")
         if images and in_messages:
             self.errors.append(
                 f"{where}: images are in the messages and in image_column; their order is unknown, keep one of both"
