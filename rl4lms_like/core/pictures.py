@@ -53,6 +53,9 @@ LARGEST_FILE = 2**26
 MOST_PIXELS = 2**26
 """Pixels of the largest image that is decoded: 192 MiB as RGB."""
 
+_ORIENTATION = 0x0112
+"""EXIF tag; its values from 5 to 8 are turns by a quarter."""
+
 _DATA_URL = re.compile(r"data:(?P<media>[^;,]*)(?P<parameters>[^,]*),(?P<payload>.*)", re.DOTALL | re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -162,13 +165,21 @@ class Picture:
         with self._decoding() as image:
             return _upright_rgb(image)
 
-    def check(self) -> None:
-        """Read and decode the picture, so that what is wrong with it is known before it is needed. Errors as `open`."""
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the opened picture, in pixels; the file is read and decoded once. Errors as `open`."""
         with self._decoding() as image:
             # A JPEG is decoded at an eighth of its size: all of its bytes are read, in a fraction of the time.
-            image.draft(None, (image.width // 8, image.height // 8))
+            width, height = image.size
+            image.draft(None, (width // 8, height // 8))
             image.load()
             _refuse_deep(image)
+            is_quarter_turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            return (height, width) if is_quarter_turned else (width, height)
+
+    def check(self) -> None:
+        """Read and decode the picture, so that what is wrong with it is known before it is needed. Errors as `open`."""
+        _ = self.size
 
     @contextmanager
     def _decoding(self) -> Iterator[Image]:

@@ -177,6 +177,20 @@ def test_a_family_without_videos_is_saved_without_settings_for_them(folder, tmp_
     assert saved.keys() == {*settings, "image_processor"}
 
 
+@pytest.mark.parametrize("peft", [None, {"r": 2, "target_modules": ["q_proj"]}])
+def test_the_model_card_has_the_prompt_that_the_policy_reads(qwen, peft, tmp_path):
+    mapping = small(vision_config(qwen, n_train=16, n_eval=8))
+    mapping["alg"]["policy"]["args"]["peft"] = peft
+    run = trained(mapping, tmp_path, n_iters=1)
+    card = (run / "model" / "README.md").read_text()
+    (prompt,) = re.findall(r"prompt = (.*)", card)
+    expected = picture_encoder(qwen).encode(Sample("", "<image>your prompt", images=(Picture(contents=png()),)), 100)
+    assert prompt == '"<|vision_start|><|image_pad|><|vision_end|>your prompt"'
+    processor = load_processor(str(run / "model"), AutoConfig.from_pretrained(qwen))
+    inputs = processor(text=[json.loads(prompt)], images=[[Picture(contents=png()).open()]])
+    assert inputs["input_ids"][0] == expected.tolist()
+
+
 def test_the_code_of_the_model_card_runs(mapping, tmp_path, capsys):
     run = trained(mapping, tmp_path)
     code = (run / "model" / "README.md").read_text().split("```python\n")[1].split("```")[0]
