@@ -188,6 +188,8 @@ def _front_matter(saved: SavedModel) -> dict[str, Any]:
 
     if saved.is_reward_model:
         metadata["pipeline_tag"] = "text-classification"
+    elif saved.reads_pictures:
+        metadata["pipeline_tag"] = "image-text-to-text"
     elif not _is_seq2seq(saved):
         metadata["pipeline_tag"] = "text-generation"
     kind = "reinforcement-learning" if isinstance(saved.config, RunConfig) else "fine-tuning"

@@ -216,6 +216,7 @@ def test_the_model_card_has_the_prompt_that_the_policy_reads(qwen, peft, tmp_pat
     mapping["alg"]["policy"]["args"]["peft"] = peft
     run = trained(mapping, tmp_path, n_iters=1)
     card = (run / "model" / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
     (prompt,) = re.findall(r"prompt = (.*)", card)
     expected = picture_encoder(qwen).encode(Sample("", "<image>your prompt", images=(Picture(contents=png()),)), 100)
     assert prompt == '"<|vision_start|><|image_pad|><|vision_end|>your prompt"'
