@@ -118,7 +118,7 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
     def write(partial: Path) -> None:
         save_language_model(model, partial, tokenizer, checkpoint_dropout=dropout_rates, eos_token_ids=eos_token_ids)
         if saved.reads_pictures:
-            save_processor(load_processor(folder, model.config), partial, tokenizer, model_name=folder)
+            save_processor(load_processor(folder, model.config), partial, tokenizer)
         write_whole(partial / CARD, card)
 
     with saving(f"the merged model to {out}"):

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 PLACE = "<image>"
 """Mark at the place of a picture in the texts of a prompt."""
 
+KEYS_OF_PARTS = {"image": ("image", "url", "path"), "image_url": ("image_url",)}
+"""Type of a part of a message that stands for an image -> keys that may have the image."""
+
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """PIL's names of the formats that are read. Others may start programs (EPS), or need more packages (HEIC, SVG)."""
 
@@ -49,6 +52,9 @@ LARGEST_FILE = 2**26
 """Bytes of the largest image file that is read (64 MiB)."""
 MOST_PIXELS = 2**26
 """Pixels of the largest image that is decoded: 192 MiB as RGB."""
+
+_ORIENTATION = 0x0112
+"""EXIF tag; its values from 5 to 8 are turns by a quarter."""
 
 _DATA_URL = re.compile(r"data:(?P<media>[^;,]*)(?P<parameters>[^,]*),(?P<payload>.*)", re.DOTALL | re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -159,13 +165,21 @@ class Picture:
         with self._decoding() as image:
             return _upright_rgb(image)
 
-    def check(self) -> None:
-        """Read and decode the picture, so that what is wrong with it is known before it is needed. Errors as `open`."""
+    @cached_property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the opened picture, in pixels; the file is read and decoded once. Errors as `open`."""
         with self._decoding() as image:
             # A JPEG is decoded at an eighth of its size: all of its bytes are read, in a fraction of the time.
-            image.draft(None, (image.width // 8, image.height // 8))
+            width, height = image.size
+            image.draft(None, (width // 8, height // 8))
             image.load()
             _refuse_deep(image)
+            is_quarter_turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            return (height, width) if is_quarter_turned else (width, height)
+
+    def check(self) -> None:
+        """Read and decode the picture, so that what is wrong with it is known before it is needed. Errors as `open`."""
+        _ = self.size
 
     @contextmanager
     def _decoding(self) -> Iterator[Image]:
@@ -264,7 +278,8 @@ def messages_with_places(messages: Sequence[dict[str, Any]], n_images: int) -> l
     Contents that are lists of parts, such as `{"type": "image"}`, become texts.
 
     Raises:
-        DataPoolError: there are places, but not as many as pictures; or the user has no message.
+        DataPoolError: there are places, but not as many as pictures; the user has no message; or a part of a content is
+            neither a text nor an image.
 
     Examples:
         >>> messages_with_places([{"role": "user", "content": [{"type": "text", "text": "Is "}, {"type": "image"}]}], 1)
@@ -276,8 +291,9 @@ def messages_with_places(messages: Sequence[dict[str, Any]], n_images: int) -> l
     for message in messages:
         content = message.get("content")
         if isinstance(content, list):
-            n_parts += sum(part["type"] == "image" for part in content)
-            message = {**message, "content": _text_of(content)}
+            parts = [checked_part(part) for part in content]
+            n_parts += sum(part["type"] != "text" for part in parts)
+            message = {**message, "content": "".join(part.get("text", PLACE) for part in parts)}
         n_places += (message.get("content") or "").count(PLACE)
         converted.append(message)
 
@@ -293,6 +309,64 @@ def messages_with_places(messages: Sequence[dict[str, Any]], n_images: int) -> l
             converted[index] = {**message, "content": PLACE * n_images + (message.get("content") or "")}
             return converted
     raise DataPoolError(f"no message of the user has a place for the images; mark it with {PLACE}")
+
+
+def images_of_messages(messages: Sequence[Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the images within messages, as `Picture.of` reads them, each with the name of its message.
+
+    They are in parts of the contents: {"type": "image_url", "image_url": {"url": ...}}, as OpenAI's API has them, or
+    {"type": "image", "image": ...}, also with `url` or `path`.
+
+    Raises:
+        DataPoolError: a part is neither a text nor an image.
+
+    Examples:
+        >>> images_of_messages([{"role": "user", "content": [{"type": "image", "image": "a.png"}, {"type": "image"}]}])
+        [('message 1', 'a.png')]
+    """
+    images = []
+    for number, message in enumerate(messages, start=1):
+        content = message.get("content")
+        for part in content if isinstance(content, list) else []:
+            image = image_of_part(checked_part(part))
+            if image is not None:
+                images.append((f"message {number}", image))
+    return images
+
+
+def checked_part(part: Any) -> dict[str, Any]:
+    """Return a part of a message without keys that have no value, which tables fill in.
+
+    Raises:
+        DataPoolError: it is neither a text nor an image, nor the place of one.
+    """
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("audio", "input_audio", "video"):
+        raise DataPoolError(f"a part is {kind}, which is not supported")
+    if kind != "text" and kind not in KEYS_OF_PARTS:
+        raise DataPoolError(f"expected parts of the type text, image or image_url, got {shown(part)}")
+
+    filled = {key: value for key, value in part.items() if value is not None}
+    is_text = kind == "text" and isinstance(filled.get("text"), str)
+    is_place = filled == {"type": "image"}
+    is_image = len(filled) == 2 and image_of_part(filled) is not None
+    if not (is_text or is_place or is_image):
+        raise DataPoolError(
+            f"expected {{'type': 'text', 'text': ...}}, {{'type': 'image_url', 'image_url': {{'url': ...}}}}, "
+            f"{{'type': 'image', 'image': ...}}, or {{'type': 'image'}} for an image of image_column; got {shown(part)}"
+        )
+    return {key: value for key, value in filled.items() if kind != "text" or key in ("type", "text")}
+
+
+def image_of_part(part: Mapping[str, Any]) -> Any:
+    """Return the image that a part of a message has; None for a text, and for the place of an image in a column."""
+    for key in KEYS_OF_PARTS.get(part["type"], ()):
+        image = part.get(key)
+        if isinstance(image, Mapping) and "url" in image:  # besides `detail`, the resolution of OpenAI's own models
+            image = image["url"]
+        if image is not None:
+            return image
+    return None
 
 
 def _require_places(n_places: int, n_images: int) -> None:
@@ -321,11 +395,6 @@ def with_parts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 parts.append({"type": "text", "text": text})
         converted.append({**message, "content": parts})
     return converted
-
-
-def _text_of(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the parts of a message as a text with marks."""
-    return "".join(PLACE if part["type"] == "image" else part["text"] for part in parts)
 
 
 def _number(contents: bytes) -> int:

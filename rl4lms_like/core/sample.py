@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from rl4lms_like.core.pictures import Picture, identity_of, messages_with_places
+from rl4lms_like.core.pictures import Picture, identity_of, images_of_messages, messages_with_places
+from rl4lms_like.system.errors import DataPoolError
 
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
@@ -65,11 +66,17 @@ class Sample:
     ) -> Sample:
         """Return a sample whose prompt is a list of messages with `role` and `content`.
 
-        Without a place for the images, they are put first in the first message of the user.
+        Without a place for the images, they are put first in the first message of the user. Parts of messages may
+        have images, too; relative paths of these start at the working directory.
 
         Raises:
-            DataPoolError: the messages have another number of places than images.
+            DataPoolError: the messages have another number of places than images, or a part that is neither a text nor
+                a local image; or there are images within the messages and besides them.
         """
+        in_messages = tuple(Picture.of(image) for _, image in images_of_messages(messages))
+        if images and in_messages:
+            raise DataPoolError("images are in the messages and given besides them; keep one of both")
+        images = images or in_messages
         messages = messages_with_places(messages, len(images))
 
         # For rewards and metrics, which read a text; the model reads the messages, as a chat template renders them. A

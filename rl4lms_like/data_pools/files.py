@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from rl4lms_like.core.sample import Learned, Message, Sample
 from rl4lms_like.data_pools.base import Pool, TextGenPool, flattened
-from rl4lms_like.data_pools.formats import PROMPT, RESPONSE, RowFormat
+from rl4lms_like.data_pools.formats import MESSAGES, PROMPT, RESPONSE, RowFormat
 from rl4lms_like.data_pools.images import PictureColumns, response_without_places
 from rl4lms_like.data_pools.splits import Splitting, names_of
 from rl4lms_like.data_pools.tables import (
@@ -89,6 +89,7 @@ class Columns:
             formatted,
             prompt_column or PROMPT,
             split,
+            source_column=MESSAGES if formatted.name == "messages" else None,
             folder=folder,
             has_response=formatted.name != "columns",
             learned="conversation" if self.last_message_as_reference else formatted.learned,
@@ -105,6 +106,7 @@ class Columns:
         prompt_column: str,
         split: str,
         *,
+        source_column: str | None = None,
         folder: Path | None = None,
         has_response: bool = False,
         learned: Learned = "response",
@@ -113,8 +115,8 @@ class Columns:
 
         Images that cannot be read are one error, after the last row.
 
-        With `has_response`, the rows are those of a published format, whose response is a reference. `learned` is that
-        of the samples.
+        With `has_response`, the rows are those of a published format, whose response is a reference. Messages name
+        `source_column` as the column that the prompts were converted from. `learned` is that of the samples.
         """
         if learned == "text" and (self.prompt_prefix or self.prompt_suffix):
             raise DataPoolError("prompt_prefix and prompt_suffix: the format text has no prompts")
@@ -148,7 +150,7 @@ class Columns:
                 prompt = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
-            illustrated = pictures.illustrated(prompt, references, row, where)
+            illustrated = pictures.illustrated(prompt, references, row, where, column=source_column or prompt_column)
             if illustrated is None:  # reported after the last row, with all others
                 continue
             prompt, images = illustrated

@@ -1,4 +1,4 @@
-"""Pictures in the columns of a table, checked when the table is read.
+"""Pictures in the columns and messages of a table, checked when the table is read.
 
 A picture that cannot be read would stop a run when its prompt is drawn, perhaps after hours. So each file is read and
 decoded when the pool is prepared, and one error lists all that are wrong, with row and column. The same picture in many
@@ -11,7 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.pictures import PLACE, Picture, messages_with_places, text_with_places
+from rl4lms_like.core.pictures import (
+    PLACE,
+    Picture,
+    images_of_messages,
+    messages_with_places,
+    text_with_places,
+)
 from rl4lms_like.core.sample import Message, response_text
 from rl4lms_like.data_pools.tables import cell
 from rl4lms_like.system.errors import DataPoolError, require_extra
@@ -42,15 +48,30 @@ class PictureColumns:
             require_extra("PIL", extra="vision", needed_by="image_column")
 
     def illustrated(
-        self, prompt: Prompt, responses: Sequence[str], row: Mapping[str, Any], where: str
+        self, prompt: Prompt, responses: Sequence[str], row: Mapping[str, Any], where: str, *, column: str
     ) -> tuple[Prompt, tuple[Picture, ...]] | None:
         """Return the prompt of a row with a place for each of its pictures, and the pictures.
+
+        Args:
+            prompt: a text or messages, whose parts may have pictures.
+            responses: those of the row.
+            row: the cells by columns.
+            where: file and line of the row.
+            column: column of the prompt.
 
         Returns:
             None if a picture cannot be read, or the places are others; `raise_errors` reports it.
         """
         n_errors = len(self.errors)
         images = self._pictures(row, where)
+        in_messages: tuple[Picture, ...] = ()
+        if not isinstance(prompt, str):
+            in_messages = self._pictures_of_messages(prompt, f"{where}, column {column!r}")
+        if images and in_messages:
+            self.errors.append(
+                f"{where}: images are in the messages and in image_column; their order is unknown, keep one of both"
+            )
+        images = images or in_messages
         if len(self.errors) > n_errors:
             return None
 
@@ -63,13 +84,13 @@ class PictureColumns:
                 prompt = messages_with_places(prompt, len(images))
                 texts = [message.get("content") or "" for message in prompt]
         except DataPoolError as error:
-            self.errors.append(f"{where}: {error}{'' if self.names else '; set image_column'}")
+            self.errors.append(f"{where}: {error}{'' if self.names or images else '; set image_column'}")
             return None
 
-        # Without columns of pictures, the mark is a text like any other.
+        # Without pictures in any row, the mark is a text like any other.
         if self.names and not images and any(PLACE in text for text in texts):
             self.errors.append(f"{where}: the prompt has a place for an image ({PLACE}), but there is none")
-        if self.names and any(PLACE in response for response in responses):
+        if (self.names or images) and any(PLACE in response for response in responses):
             self.errors.append(f"{where}: a response has a place for an image ({PLACE}), which only prompts may have")
         return (prompt, images) if len(self.errors) == n_errors else None
 
@@ -92,6 +113,16 @@ class PictureColumns:
                     pictures.append(self._checked(Picture.of(entry, self.folder)))
                 except DataPoolError as error:
                     self.errors.append(f"{where}, column {name!r}: {error}")
+        return tuple(pictures)
+
+    def _pictures_of_messages(self, messages: Sequence[Message], where: str) -> tuple[Picture, ...]:
+        """Return the pictures within messages in order, without those that are wrong."""
+        pictures: list[Picture] = []
+        for message, image in images_of_messages(messages):
+            try:
+                pictures.append(self._checked(Picture.of(image, self.folder)))
+            except DataPoolError as error:
+                self.errors.append(f"{where}, {message}: {error}")
         return tuple(pictures)
 
     def _checked(self, picture: Picture) -> Picture:

@@ -88,7 +88,10 @@ class PreferenceColumns:
     def _preference(self, id: str, row: Mapping[str, Any], where: str, pictures: PictureColumns) -> Preference | None:
         """Return the preference of a row; None if something is wrong with its images, which `pictures` reports."""
         prompt, responses, whole_messages = self._prompt_and_responses(row, where)
-        illustrated = pictures.illustrated(prompt, responses, row, where)
+        column = self.prompt_column or PROMPT
+        if self._is_implicit(row):  # the responses begin with it
+            column = self.response_column if self.label_column else self.chosen_column
+        illustrated = pictures.illustrated(prompt, responses, row, where, column=column)
         if illustrated is None:
             return None
         prompt, images = illustrated

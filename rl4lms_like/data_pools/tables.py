@@ -24,6 +24,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TextIO, TypeAlias
 
+from rl4lms_like.core.pictures import checked_part
 from rl4lms_like.core.sample import SPOKEN_KEYS
 from rl4lms_like.system.errors import DataPoolError, import_extra
 from rl4lms_like.system.wording import excerpt, shown
@@ -288,7 +289,7 @@ def texts_cell(row: Mapping[str, Any], name: str, where: str) -> list[str]:
 def prompt_cell(row: Mapping[str, Any], name: str, where: str) -> str | list[dict[str, Any]]:
     """Return the text, or the list of messages with `role` and `content`, in a column; else a `DataPoolError`.
 
-    A content is a text, or a list of parts: texts, and places of images.
+    A content is a text, or a list of parts: texts, images, and places of images.
     """
     value = cell(row, name, where)
     if isinstance(value, str):
@@ -330,20 +331,12 @@ def _content(parts: list[Any], where: str) -> str | list[dict[str, Any]]:
     """Return the parts of a message; those of a message without images as one text."""
     contents: list[dict[str, Any]] = []
     for part in parts:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and _is_text(part.get("text")):
-            contents.append({"type": "text", "text": part["text"]})
-        elif kind == "image" and all(part[key] is None for key in part if key != "type"):
-            contents.append({"type": "image"})
-        elif kind in ("image", "image_url"):
-            raise DataPoolError(
-                f"{where}: an image within a message is not read; put it into a column, name that in image_column, and "
-                f"mark its place with {{'type': 'image'}}"
-            )
-        elif kind in ("audio", "input_audio", "video"):
-            raise DataPoolError(f"{where}: a part is {kind}, which is not supported")
-        else:
-            raise DataPoolError(f"{where}: expected parts of the type text or image, got {shown(part)}")
+        try:
+            contents.append(checked_part(part))
+        except DataPoolError as error:
+            raise DataPoolError(f"{where}: {error}") from None
+        if not _is_text(contents[-1].get("text", "")):
+            raise DataPoolError(f"{where}: expected text, got {shown(part)}")
     if all(part["type"] == "text" for part in contents):
         return "".join(part["text"] for part in contents)
     return contents

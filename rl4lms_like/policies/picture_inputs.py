@@ -5,26 +5,68 @@
 
 Positions and types are those of the model's own `generate`. Families differ in them: Qwen-VL has three positions for
 each token, which depend on the sizes of the pictures, and PaliGemma's responses have another type than its prompts.
+
+`token_counts` has the numbers of tokens that a processor makes of pictures, without reading a pixel.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl4lms_like.core.devices import to_device
-from rl4lms_like.policies.pictures import TYPES, PictureEncoder
+
+TYPES = ("token_type_ids", "mm_token_type_ids")
+"""Arguments of models that tell tokens of pictures, or of the prompt, from the others."""
 
 CONTINUED = ("position_ids", *TYPES)
 """Arguments with a number for each token besides ids and mask."""
 
 
+class PictureTensors(Protocol):
+    """Tensors and types of prompts with pictures (`policies.pictures.PictureEncoder`)."""
+
+    type_rules: Mapping[str, bool]
+
+    def tensors(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Return what a model sees of some prompts, by the numbers of their pictures."""
+
+    def types(self, name: str, ids: Tensor) -> Tensor:
+        """Return the types of prompt tokens, of the shape of `ids`."""
+
+
+def token_counts(processor: Any, sizes: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Return how many tokens a processor makes of each picture, computed from the sizes alone.
+
+    Families count the tokens around a picture or not, so only differences between pictures are comparable.
+
+    Args:
+        processor: the processor of a vision-language model.
+        sizes: width and height of each picture, in pixels.
+
+    Returns:
+        None if the processor does not compute them.
+
+    Raises:
+        ValueError: the processor rejects a size.
+    """
+    count = getattr(processor, "_get_num_multimodal_tokens", None)
+    if count is None:
+        return None
+    try:
+        counts = count(image_sizes=[(height, width) for width, height in sizes]).num_image_tokens
+    except (AttributeError, KeyError, TypeError):  # LLaVA's, for instance, needs settings that not all checkpoints have
+        return None
+    return None if counts is None else [int(n_tokens) for n_tokens in counts]
+
+
 def prompt_inputs(
-    model: PreTrainedModel, pictures: PictureEncoder, ids: Tensor, mask: Tensor, numbers: list[int]
+    model: PreTrainedModel, pictures: PictureTensors, ids: Tensor, mask: Tensor, numbers: list[int]
 ) -> dict[str, Tensor]:
     """Return the keyword arguments for a pass over prompts, or for `generate`.
 

@@ -10,6 +10,7 @@ Tensors never leave the policy: those of one prompt may have 20 MiB, and all ids
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -21,12 +22,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
+from rl4lms_like.core.observation import NO_LIMIT
 from rl4lms_like.core.pictures import LARGEST_FILE, PLACE, Picture, number_of, text_with_places
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.policies.picture_inputs import TYPES, token_counts
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
-TYPES = ("token_type_ids", "mm_token_type_ids")
-"""Arguments of models that tell tokens of pictures, or of the prompt, from the others."""
+PROBE_SIZE = (56, 56)
+"""Width and height of the pictures with which a processor is examined."""
 
 MOST_SHOWN = 10
 """Errors of samples that are shown together."""
@@ -74,17 +77,16 @@ class PictureEncoder:
         self.placeholder_ids = sorted({int(id) for id in ids if id is not None and id < vocab_size})
         self.image_token_id = next(int(id) for id in ids if id is not None)
 
-        # In a plain text, a picture is between the tokens that the family puts around it: without them, two pictures
-        # next to each other would have the positions of a single one.
-        around = [getattr(config, name, None) for name in ("vision_start_token_id", "vision_end_token_id")]
-        start, end = ("", "") if None in around else processor.tokenizer.convert_ids_to_tokens(around)
         self.mark = str(processor.image_token)
-        self.place = f"{start}{self.mark}{end}"
+        self.place = place_in_text(processor, model_config)
 
         self._images: dict[int, tuple[Picture, ...]] = {}  # number -> the pictures of a prompt
         self._ids: dict[tuple[str, bool, int], np.ndarray] = {}  # text, is it plain, number -> ids
         self._tensors: OrderedDict[int, dict[str, Tensor]] = OrderedDict()  # the same; the last ones that were used
         self._n_bytes = 0  # of these tensors
+        self._probe = Picture(contents=noise(*PROBE_SIZE))
+        self._stand_ins: dict[int, Any] = {}  # number of pictures -> processor that makes no tensors
+        self._counts: dict[tuple[int, int], int] = {}  # width, height -> tokens, up to a constant of the family
         self.type_rules: dict[str, bool] = {}
         self._find_type_rules()
         if max_pixels is not None:
@@ -93,13 +95,18 @@ class PictureEncoder:
     # --- ids ------------------------------------------------------------------------------------------------------
 
     def register(self, samples: Iterable[Sample], max_length: int) -> None:
-        """Encode the prompts of samples, so that what is wrong with one of them is known before a run starts.
+        """Check the prompts of samples, so that what is wrong with one of them is known before a run starts.
 
         Their pictures are found by their number from then on, also those of stored episodes.
 
         Raises:
             DataPoolError: lists what `encode` raises, or `refuse_placeholders` for texts, for all samples.
         """
+        # Lengths are computed from the sizes of pictures, in a fraction of the time that encoding takes. Prompts that
+        # are too long, or whose length is unknown, are encoded.
+        samples = list(samples)
+        lengths = self._lengths([sample for sample in samples if sample.images])
+
         tokenizer = self.processor.tokenizer
         placeholders = tokenizer.convert_ids_to_tokens(self.placeholder_ids)
         errors = []
@@ -107,7 +114,9 @@ class PictureEncoder:
             text = sample.rendered_prompt or sample.prompt_or_input_text
             try:
                 if sample.images:
-                    self.encode(sample, max_length)
+                    self.number(sample)
+                    if lengths.get(id(sample), max_length + 1) > max_length:
+                        self.encode(sample, max_length)
                 elif any(token in text for token in placeholders):  # few texts: most need not be encoded here
                     self.refuse_placeholders(sample, np.asarray(tokenizer(text)["input_ids"]))
             except DataPoolError as error:
@@ -116,6 +125,57 @@ class PictureEncoder:
             errors = [*errors[:MOST_SHOWN], f"... and {len(errors) - MOST_SHOWN:,} more"]
         if errors:
             raise DataPoolError("\n  ".join(errors))
+
+    def _lengths(self, samples: Sequence[Sample]) -> dict[int, int]:
+        """Return the lengths of prompts with pictures, by `id(sample)`; those that cannot be computed are left out."""
+        lengths = {}
+        for sample in samples:
+            try:
+                length = self.length(sample)
+            except (DataPoolError, ValueError):  # `encode` reports it
+                continue
+            if length is not None:
+                lengths[id(sample)] = length
+
+        # The processor might compute other numbers than it makes tokens. The longest prompt is encoded to compare.
+        if not lengths:
+            return {}
+        longest = max(samples, key=lambda sample: lengths.get(id(sample), 0))
+        try:
+            is_exact = len(self.encode(longest, NO_LIMIT)) == lengths[id(longest)]
+        except DataPoolError:  # raised again, with those of other samples
+            is_exact = False
+        return lengths if is_exact else {}
+
+    def length(self, sample: Sample) -> int | None:
+        """Return the number of tokens of a prompt with pictures, computed from their sizes.
+
+        Returns:
+            None if the processor does not compute numbers of tokens.
+
+        Raises:
+            DataPoolError: it has other places than pictures, or two of them next to each other, or a picture's file
+                cannot be read.
+            ValueError: the processor rejects the prompt, or a picture of this size.
+        """
+        sizes = [PROBE_SIZE, *(self._seen_size(picture.size) for picture in sample.images)]
+        new_sizes = [size for size in dict.fromkeys(sizes) if size not in self._counts]
+        if new_sizes:
+            counts = token_counts(self.processor, new_sizes)
+            if counts is None:
+                return None
+            self._counts |= dict(zip(new_sizes, counts, strict=True))
+
+        # The processor itself writes the prompt, of small pictures that it has seen before. What it writes for each
+        # picture has special tokens at both ends, so the text around it has the same tokens with pictures of any size.
+        n_images = len(sample.images)
+        if n_images not in self._stand_ins:
+            self._stand_ins[n_images] = _without_tensors(self.processor)
+        probes = [self._probe.open()] * n_images
+        is_plain = sample.rendered_prompt is None
+        encoded = _processed(self._stand_ins[n_images], self._text(sample), probes, adds_special_tokens=is_plain)
+        ids = self._checked_ids(encoded, sample)
+        return len(ids) + sum(self._counts[size] - self._counts[PROBE_SIZE] for size in sizes[1:])
 
     def number(self, sample: Sample) -> int:
         """Return the number of a sample's pictures, with which `tensors` finds them; 0 without pictures."""
@@ -150,6 +210,18 @@ class PictureEncoder:
             encoded = self._processed(text, sample.images, adds_special_tokens=sample.rendered_prompt is None)
         except ValueError as error:
             raise DataPoolError(f"sample {sample.id!r}: the processor rejects the prompt: {error}") from error
+        ids = self._checked_ids(encoded, sample)
+        self._keep(self.number(sample), encoded)
+        array: np.ndarray = ids.numpy()
+        return array
+
+    def _checked_ids(self, encoded: Any, sample: Sample) -> Tensor:
+        """Return the ids `[length]` of a processor's output for a prompt.
+
+        Raises:
+            DataPoolError: a model would take two of its pictures for one.
+            ModelError: the types of its tokens follow another rule than `type_rules`.
+        """
         ids: Tensor = encoded["input_ids"][0]
 
         # The policy computes the types of prompts by a rule, which the processor's must follow.
@@ -160,9 +232,7 @@ class PictureEncoder:
                     f"policy computes; report the family"
                 )
         self._refuse_adjacent(sample, ids)
-        self._keep(self.number(sample), encoded)
-        array: np.ndarray = ids.numpy()
-        return array
+        return ids
 
     def refuse_placeholders(self, sample: Sample | str, ids: np.ndarray) -> None:
         """Raise if the ids of a text without pictures have a placeholder.
@@ -209,8 +279,7 @@ class PictureEncoder:
 
     def _find_type_rules(self) -> None:
         """Set `type_rules` from what the processor returns for a prompt with a picture."""
-        probe = Picture(contents=noise(56, 56))
-        encoded = self._processed(f"{self.place} a", (probe,))
+        encoded = self._processed(f"{self.place} a", (self._probe,))
         ids: Tensor = encoded["input_ids"][0]
         for name in TYPES:
             if name not in encoded:
@@ -276,15 +345,64 @@ class PictureEncoder:
     def _processed(self, text: str, images: Sequence[Picture], *, adds_special_tokens: bool = True) -> Any:
         """Return what the processor makes of a prompt: a batch of one text."""
         opened = [self.opened(picture) for picture in images]
-        return self.processor(text=[text], images=[opened], add_special_tokens=adds_special_tokens, return_tensors="pt")
+        return _processed(self.processor, text, opened, adds_special_tokens=adds_special_tokens)
 
     def opened(self, picture: Picture) -> Any:
         """Return a picture as an image of PIL with at most `max_pixels` pixels."""
         image: Any = picture.open()
-        if self.max_pixels is not None and image.width * image.height > self.max_pixels:
-            factor = math.sqrt(self.max_pixels / (image.width * image.height))
-            image = image.resize((max(int(image.width * factor), 1), max(int(image.height * factor), 1)))
-        return image
+        size = self._seen_size(image.size)
+        return image if size == image.size else image.resize(size)
+
+    def _seen_size(self, size: tuple[int, int]) -> tuple[int, int]:
+        """Return width and height within `max_pixels` of a picture with this width and height."""
+        width, height = size
+        if self.max_pixels is None or width * height <= self.max_pixels:
+            return size
+        factor = math.sqrt(self.max_pixels / (width * height))
+        return max(int(width * factor), 1), max(int(height * factor), 1)
+
+
+def place_in_text(processor: Any, model_config: PretrainedConfig) -> str:
+    """Return what stands for a picture in a prompt without a chat template.
+
+    It is the processor's mark, between the tokens that the family puts around a picture, as its chat templates do:
+    without them, two pictures next to each other would have the positions of a single one.
+    """
+    names = ("vision_start_token_id", "vision_end_token_id")
+    around = [getattr(model_config, name, None) for name in names]
+    start, end = ("", "") if None in around else processor.tokenizer.convert_ids_to_tokens(around)
+    return f"{start}{processor.image_token}{end}"
+
+
+def _processed(processor: Any, text: str, images: Sequence[Any], *, adds_special_tokens: bool) -> Any:
+    """Return what a processor makes of a text with images of PIL: a batch of one."""
+    return processor(text=[text], images=[images], add_special_tokens=adds_special_tokens, return_tensors="pt")
+
+
+def _without_tensors(processor: Any) -> Any:
+    """Return a copy of a processor that makes tensors of the first pictures it gets, and takes all later ones for them.
+
+    They must be as many.
+    """
+    fast = copy.copy(processor)
+    fast.image_processor = _RememberingImageProcessor(processor.image_processor)
+    return fast
+
+
+class _RememberingImageProcessor:
+    """Image processor that is called once, and returns the same afterwards."""
+
+    def __init__(self, image_processor: Any) -> None:
+        self._image_processor = image_processor
+        self._returned: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._returned is None:
+            self._returned = self._image_processor(*args, **kwargs)
+        return copy.copy(self._returned)  # processors remove entries
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._image_processor, name)
 
 
 def _size(tensors: dict[str, Tensor]) -> int:

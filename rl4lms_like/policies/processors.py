@@ -37,13 +37,16 @@ def processor_class(model_config: PretrainedConfig) -> Any:
 
 
 def without_video_part(complete: Any) -> Any:
-    """Return a subclass of a processor's class that has no part for videos."""
+    """Return a subclass of a processor's class that has no part for videos.
+
+    Its `video_settings` are those of this part, which are saved with the processor; None without settings.
+    """
 
     def get_attributes(cls: Any) -> list[str]:
         return [name for name in complete.get_attributes() if name != _VIDEO]
 
     # With the name of the class, which is saved with the processor.
-    body = {"get_attributes": classmethod(get_attributes), "__module__": complete.__module__}
+    body = {"get_attributes": classmethod(get_attributes), "__module__": complete.__module__, "video_settings": None}
     return type(complete.__name__, (complete,), body)
 
 
@@ -57,36 +60,37 @@ def load_processor(model_name: str, model_config: PretrainedConfig, *, local_fil
     require_extra("PIL", extra="vision", needed_by="a vision-language model")
     kind = processor_class(model_config)
     try:
+        if _VIDEO in kind.__base__.get_attributes():
+            kind.video_settings = _video_settings(model_name, local_files_only=local_files_only)
         return kind.from_pretrained(place_of(model_name), backend="pil", local_files_only=local_files_only)
     except Exception as error:
         raise ModelError(cannot_load("processor", model_name, error)) from error
 
 
-def save_processor(processor: Any, folder: Path, tokenizer: PreTrainedTokenizerBase, *, model_name: str) -> None:
+def save_processor(processor: Any, folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Save a processor with a tokenizer, so that `AutoProcessor.from_pretrained(folder)` loads both.
 
     Args:
         processor: as `load_processor` returns it.
         folder: target folder.
         tokenizer: its tokenizer.
-        model_name: where the processor was loaded from; the settings for videos are copied from there.
     """
     processor.tokenizer = tokenizer
     processor.save_pretrained(folder)
 
     # Where torchvision is installed, AutoProcessor loads all parts of a family's processor.
-    complete: Any = type(processor).__base__
-    video = _video_settings(model_name) if _VIDEO in complete.get_attributes() else None
+    video = processor.video_settings
     if video is not None:
         file = folder / _PROCESSOR
         settings = json.loads(file.read_text(encoding="utf-8"))
         file.write_text(json.dumps({**settings, _VIDEO: video}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def _video_settings(model_name: str) -> dict[str, Any] | None:
+def _video_settings(model_name: str, *, local_files_only: bool) -> dict[str, Any] | None:
     """Return the settings of a checkpoint's part for videos; None if it has none."""
+    options = {"local_files_only": local_files_only, "_raise_exceptions_for_missing_entries": False}
     for name in (_PROCESSOR, *_VIDEO_FILES):
-        file = cached_file(place_of(model_name), name, _raise_exceptions_for_missing_entries=False)
+        file = cached_file(place_of(model_name), name, **options)
         if file is None:
             continue
         settings = json.loads(Path(file).read_text(encoding="utf-8"))

@@ -90,7 +90,7 @@ class VisionLMActorCriticPolicy(LMActorCriticPolicy):
         """Save the model as `LMActorCriticPolicy.save_model` does, and its processor if a tokenizer is given."""
         folder = super().save_model(folder, tokenizer, eos_token_ids=eos_token_ids)
         if tokenizer is not None:
-            save_processor(self.pictures.processor, folder, tokenizer, model_name=self.arguments.model_name)
+            save_processor(self.pictures.processor, folder, tokenizer)
         return folder
 
     def _get_constructor_parameters(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.config.binding import RunKind
-from rl4lms_like.core.pictures import Picture, is_pil_image
+from rl4lms_like.core.pictures import KEYS_OF_PARTS, Picture, image_of_part, is_pil_image
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
@@ -219,23 +219,37 @@ def _with_image_files(
 ) -> Sequence[Mapping[str, Any]]:
     """Return rows with the absolute paths of image files in place of their images, which are written to the cache.
 
+    They are in columns of images, and in the parts of messages.
+
     Raises:
         ConfigError: a cell is no image.
     """
-    if not image_columns:
-        return rows
     with_files = []
     for index, row in enumerate(rows):
-        paths: dict[str, list[str]] = {}
-        for name in image_columns:
-            cell = row[name]
-            entries = cell if isinstance(cell, list | tuple) else [cell]
+        converted: dict[str, Any] = {}
+        for name, cell in row.items():
             try:
-                paths[name] = [str(cached_image(Picture.of(entry))) for entry in entries if entry is not None]
+                if name in image_columns:
+                    entries = cell if isinstance(cell, list | tuple) else [cell]
+                    converted[name] = [str(cached_image(Picture.of(entry))) for entry in entries if entry is not None]
+                elif is_conversation(cell):
+                    converted[name] = [_message_with_image_files(message) for message in cell]
             except DataPoolError as error:
                 raise argument_error(argument, f"column {name!r} of entry {index}: {error}") from error
-        with_files.append({**row, **paths})
+        with_files.append({**row, **converted})
     return with_files
+
+
+def _message_with_image_files(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with paths in place of the images in its parts; one without images is unchanged."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = []
+    for part in message["content"]:
+        is_image = isinstance(part, Mapping) and part.get("type") in KEYS_OF_PARTS
+        image = image_of_part(part) if is_image else None
+        parts.append(part if image is None else {"type": "image", "path": str(cached_image(Picture.of(image)))})
+    return {**message, "content": parts}
 
 
 def _is_file(data: Any) -> bool:

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from rl4lms_like.training.shared_config import is_local, is_on_hub, local_name, 
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from transformers import PretrainedConfig
 
 FILE = "README.md"
 REPOSITORY = "FOLDER_OR_REPOSITORY"
@@ -187,6 +188,8 @@ def _front_matter(saved: SavedModel) -> dict[str, Any]:
 
     if saved.is_reward_model:
         metadata["pipeline_tag"] = "text-classification"
+    elif saved.reads_pictures:
+        metadata["pipeline_tag"] = "image-text-to-text"
     elif not _is_seq2seq(saved):
         metadata["pipeline_tag"] = "text-generation"
     kind = "reinforcement-learning" if isinstance(saved.config, RunConfig) else "fine-tuning"
@@ -300,6 +303,8 @@ def _usage(saved: SavedModel) -> str:
 
 def _usage_with_image(saved: SavedModel) -> str:
     """Return Python code that loads a vision-language model and generates."""
+    from rl4lms_like.policies.pictures import place_in_text
+
     name = json.dumps(REPOSITORY)
     lines = ["from PIL import Image", "from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
     lines += [f"processor = AutoProcessor.from_pretrained({name})"]
@@ -310,12 +315,27 @@ def _usage_with_image(saved: SavedModel) -> str:
         lines += [f"messages = {[{'role': 'user', 'content': content}]!r}"]
         lines += ["prompt = processor.apply_chat_template(messages, add_generation_prompt=True)"]
     else:
-        lines += ['prompt = processor.image_token + "your prompt"']
+        place = place_in_text(*_processor_and_config(saved))
+        lines += [f"prompt = {json.dumps(place + 'your prompt')}"]
     lines += ['inputs = processor(text=[prompt], images=[[image]], return_tensors="pt")']
     arguments = "".join(f", {key}={value!r}" for key, value in _generation_kwargs(saved).items())
     lines += [f"output = model.generate(**inputs{arguments})"]
     start = '[inputs["input_ids"].shape[1] :]'
     return "\n".join([*lines, f"print(processor.decode(output[0]{start}, skip_special_tokens=True))"])
+
+
+def _processor_and_config(saved: SavedModel) -> tuple[Any, PretrainedConfig]:
+    """Return the processor of a vision-language model, which was saved with it, and the config of the model."""
+    from rl4lms_like.policies.arguments import VisionPolicyArguments
+    from rl4lms_like.policies.processors import load_processor
+    from rl4lms_like.training.inputs import load_model_config
+
+    # A folder with an adapter has no config of the model.
+    arguments = VisionPolicyArguments.known_in(saved.config.alg.policy.args)
+    if not saved.is_adapter:
+        arguments = replace(arguments, model_name=str(saved.folder))
+    model_config = load_model_config(arguments)
+    return load_processor(str(saved.folder), model_config, local_files_only=True), model_config
 
 
 def _generation_kwargs(saved: SavedModel) -> dict[str, Any]:

@@ -121,6 +121,15 @@ def test_a_jpeg_in_cmyk_is_read():
     assert pixels(Picture.of(encoded(Image.new("CMYK", (8, 8), (0, 0, 0, 0)), "JPEG"))).min() > 250
 
 
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "TIFF"])
+def test_the_size_is_that_of_the_opened_picture(orientation, file_format):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = Picture.of(encoded(Image.new("RGB", (40, 20), RED), file_format, exif=exif))
+    assert picture.size == picture.open().size
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 

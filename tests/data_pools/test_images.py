@@ -15,6 +15,7 @@ from PIL import Image
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core import pictures
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.files import CsvPool, JsonlPool
 from rl4lms_like.data_pools.hf_dataset import HfDatasetPool
 from rl4lms_like.data_pools.images import MOST_SHOWN
@@ -171,6 +172,44 @@ def test_messages_with_parts_keep_the_places(folder):
     assert colors_of(sample) == ["red", "blue"]
 
 
+PARTS = {
+    "a data URL": lambda _: {"type": "image_url", "image_url": {"url": url("blue"), "detail": "low"}, "text": None},
+    "a path": lambda _: {"type": "image_url", "image_url": {"url": "photos/blue.png"}},
+    "a URL as a text": lambda _: {"type": "image_url", "image_url": url("blue")},
+    "an absolute path": lambda folder: {"type": "image", "path": str(folder / "photos" / "blue.png")},
+    "an image": lambda _: {"type": "image", "image": "photos/blue.png", "image_url": None},
+    "a URL of an image": lambda _: {"type": "image", "url": url("blue")},
+}
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_messages_have_images_of_their_own(kind, folder, monkeypatch):
+    monkeypatch.chdir("/")
+    part = {"type": "image_url", "image_url": {"url": "photos/red.png"}}
+    second = {"role": "user", "content": [PARTS[kind](folder), {"type": "text", "text": "And this?"}]}
+    answer = {"role": "assistant", "content": "Red."}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Is "}, part]}, answer, second]
+    (sample,) = read_jsonl(folder, [{"q": messages}], image_column=None)
+    contents = [message["content"] for message in sample.messages]
+    assert contents == ["Is <image>", "Red.", "<image>And this?"] and colors_of(sample) == ["red", "blue"]
+
+    # A sample that is made in Python, with paths of the working directory.
+    monkeypatch.chdir(folder)
+    made = Sample.of_messages("0", messages)
+    assert made.messages == sample.messages and colors_of(made) == ["red", "blue"]
+
+
+def test_messages_of_the_published_format_and_of_pairs_have_images_of_their_own(folder):
+    question = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "photos/red.png"}}]}
+    answers = [{"role": "assistant", "content": text} for text in ("Red.", "Blue.")]
+    file = write_jsonl(folder, [{"messages": [question, answers[0]]}])
+    (sample,) = JsonlPool.prepare("train", data_files={"train": file}).samples
+    assert sample.messages == [{"role": "user", "content": "<image>"}] and sample.references == ["Red."]
+    pair = {"chosen": [question, answers[0]], "rejected": [question, answers[1]]}
+    (both,) = PreferencePool.prepare("train", data_files={"train": write_jsonl(folder, [pair])}).samples
+    assert colors_of(sample) == colors_of(both) == ["red"] and (both.chosen, both.rejected) == ("Red.", "Blue.")
+
+
 def test_parts_without_images_are_one_text(folder):
     rows = [{"q": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}]
     (sample,) = read_jsonl(folder, rows, image_column=None)
@@ -194,6 +233,10 @@ def test_the_same_picture_of_many_rows_is_read_once(folder, monkeypatch):
 
 USER = {"role": "user", "content": "Why?"}
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
+
+
+def with_image(address: str) -> dict:
+    return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": address}}]}
 
 
 def stored(image: Image.Image, file_format: str, **options) -> bytes:
@@ -241,6 +284,10 @@ BROKEN = {
     "a place without picture": {"q": "Is <image>?", "image": None},
     "a place in an answer": {"image": "photos/red.png", "a": "<image>"},
     "no message of the user": {"q": [{"role": "system", "content": "Be brief."}], "image": "photos/red.png"},
+    "an address in a message": {"q": [with_image("http://example.org/a.png")], "image": None},
+    "a missing file in a message": {"q": [USER, with_image("photos/gone.png")], "image": None},
+    "audio in a message": {"q": [with_image("data:audio/wav;base64,YQ==")], "image": None},
+    "an image in a message and a column": {"q": [with_image("photos/red.png")], "image": "photos/red.png"},
     "a part too many": {"q": [{**USER, "content": [{"type": "image"}, {"type": "image"}]}], "image": "photos/red.png"},
 }
 
@@ -298,17 +345,36 @@ def test_files_and_images_have_a_limit_of_size(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        ({"type": "image", "image": "photos/red.png"}, "image_column"),
-        ({"type": "image_url", "image_url": {"url": "https://example.org"}}, "image_column"),
+        ({"type": "image", "image": "photos/red.png", "max_pixels": 100}, "image_column"),
+        ({"type": "image_url"}, "image_column"),
         ({"type": "input_audio", "input_audio": {}}, "not supported"),
         ({"type": "video"}, "not supported"),
-        ({"type": "text"}, "text or image"),
-        ("a", "text or image"),
+        ({"type": "text"}, "got {'type': 'text'}"),
+        ({"type": "text", "text": "\ud800"}, "expected text"),
+        ("a", "text, image or image_url"),
     ],
 )
 def test_other_parts_of_messages_are_refused(folder, part, message):
     with pytest.raises(DataPoolError, match=rf"line 1.*'q'.*{message}"):
         read_jsonl(folder, [{"q": [{"role": "user", "content": [part]}], "image": "photos/red.png"}])
+
+
+def test_errors_of_images_in_messages_name_row_column_and_message(folder):
+    messages = [USER, with_image("https://example.org/a.png")]
+    rows = [
+        {"messages": [with_image("photos/red.png")]},
+        {"messages": messages},
+        {"messages": [with_image("gone.png")]},
+    ]
+    with pytest.raises(DataPoolError) as error:
+        JsonlPool.prepare("train", data_files={"train": write_jsonl(folder, rows)})
+    message = str(error.value)
+    assert message.startswith("2 errors") and "'https://example.org/a.png' is an address" in message
+    assert "line 2, column 'messages', message 2" in message and "line 3, column 'messages', message 1" in message
+    with pytest.raises(DataPoolError, match="is an address"):
+        Sample.of_messages("0", messages)
+    with pytest.raises(DataPoolError, match="keep one of both"):
+        Sample.of_messages("0", rows[0]["messages"], images=(Picture.of(png()),))
 
 
 def test_a_place_needs_a_column(folder):

@@ -27,7 +27,7 @@ LIGHT = (
     "rl4lms_like.post_train",
     "rl4lms_like.offline.pipeline",
 )
-HEAVY = ("torch", "transformers", "tokenizers", "stable_baselines3", "pandas", "datasets")
+HEAVY = ("torch", "transformers", "tokenizers", "stable_baselines3", "pandas", "datasets", "PIL")
 
 LOADED = f"""
 import importlib, sys

@@ -93,6 +93,18 @@ def test_prompts_with_and_without_images_go_together(make):
     assert [len(sample.images) for sample in samples] == [0, 1]
 
 
+@pytest.mark.parametrize("key", ["image", "image_url"])
+def test_conversations_have_images_in_their_messages(key, make, tmp_path, monkeypatch):
+    of_files(tmp_path / "work")
+    image = noise(0) if key == "image" else {"url": "0.png"}
+    conversation = [{"role": "user", "content": [{"type": key, key: image}, {"type": "text", "text": QUESTION}]}]
+    run = make(prompts=[conversation], reward=length)
+    monkeypatch.chdir(tmp_path)  # paths are absolute
+    (sample,) = build_datapools(run.config.datapool)["train"].samples
+    assert np.array_equal(np.asarray(sample.images[0].open()), np.asarray(noise(0)))
+    assert sample.messages == [{"role": "user", "content": f"<image>{QUESTION}"}]
+
+
 def test_a_pool_of_shapes_is_given_as_rows(make):
     pool = Shapes.prepare("train", n_train=4)
     samples = build_datapools(make(prompts=pool, reward=length).config.datapool)["train"].samples
@@ -123,3 +135,6 @@ def test_a_broken_image_is_named_by_its_entry(make):
     prompts = [{"prompt": QUESTION, "image": noise(0)}, {"prompt": QUESTION, "image": 7}]
     with raises_at("prompts", mentions="entry 1"):
         make(prompts=prompts, reward=length)
+    address = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]}]
+    with raises_at("prompts", mentions="entry 0"):
+        make(prompts=[address], reward=length)

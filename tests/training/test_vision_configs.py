@@ -16,7 +16,8 @@ from tests.training.test_task_configs import overrides
 from tests.vision_models import save_vision_model
 
 GEOMETRY = REPOSITORY / "task_configs" / "geometry3k" / "chat_grpo.yml"
-SHAPES = REPOSITORY / "task_configs" / "shapes" / "tiny_idefics3_grpo.yml"
+SHAPES = {name: REPOSITORY / "task_configs" / "shapes" / f"tiny_idefics3_{name}.yml" for name in ("grpo", "ppo")}
+"""Algorithm -> its config."""
 
 # As in Qwen's template: contents are texts or lists of parts.
 TEMPLATE = """\
@@ -89,22 +90,25 @@ def test_the_config_of_geometry_problems_trains_a_tiny_model(geometry, tmp_path)
     assert all(len(row["images"]) == 1 for row in predictions)
 
 
-def test_the_config_of_shapes_trains_the_embedded_model(tmp_path, monkeypatch):
+@pytest.mark.parametrize("algorithm", SHAPES)
+def test_the_config_of_shapes_trains_the_embedded_model(algorithm, tmp_path, monkeypatch):
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
     few = {"train_evaluation.n_iters": 1, "datapool.args.n_train": 32, "datapool.args.n_eval": 8, "env.n_envs": 32}
-    few |= {"alg.args.n_episodes": 32, "alg.args.minibatch_episodes": 16}
-    folder = train(SHAPES, base_path_to_store_results=tmp_path, overrides=overrides(few))
+    if algorithm == "grpo":
+        few |= {"alg.args.n_episodes": 32, "alg.args.minibatch_episodes": 16}
+    folder = train(SHAPES[algorithm], base_path_to_store_results=tmp_path, overrides=overrides(few))
     (_, scores) = [json.loads(line) for line in (folder / "test_split_metrics.jsonl").read_text().splitlines()]
     assert 0 <= scores["metrics"]["answers/exact_match"] <= 1
 
 
-def test_the_model_of_shapes_learns_colours_and_nothing_from_an_empty_picture(tmp_path, monkeypatch):
+@pytest.mark.parametrize("algorithm", SHAPES)
+def test_the_model_of_shapes_learns_colours_and_nothing_from_an_empty_picture(algorithm, tmp_path, monkeypatch):
     monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
     accuracy = {}
     for constant in (False, True):
         values = {"datapool.args.constant": json.dumps(constant)}
         folder = train(
-            SHAPES,
+            SHAPES[algorithm],
             base_path_to_store_results=tmp_path,
             experiment_name=f"constant_{constant}",
             overrides=overrides(values),

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
@@ -19,6 +20,7 @@ from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.policies import processors
 from rl4lms_like.policies.processors import load_processor, save_processor
 from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
@@ -172,9 +174,55 @@ def test_a_family_without_videos_is_saved_without_settings_for_them(folder, tmp_
     (tmp_path / "processor_config.json").write_text(json.dumps(settings))
 
     processor = load_processor(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
-    save_processor(processor, tmp_path / "saved", processor.tokenizer, model_name=str(tmp_path))
+    save_processor(processor, tmp_path / "saved", processor.tokenizer)
     saved = json.loads((tmp_path / "saved" / "processor_config.json").read_text())
     assert saved.keys() == {*settings, "image_processor"}
+
+
+def test_a_model_of_a_local_folder_is_loaded_and_saved_without_a_request(qwen, tmp_path, monkeypatch):
+    asked = []
+
+    def refused(host, *args, **kwargs):
+        asked.append(host)
+        raise OSError("no network")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", refused)
+    run = trained(small(vision_config(qwen, n_train=16, n_eval=8)), tmp_path, n_iters=1)
+    assert generate_texts(run, ["<image>colour?"], images=[png()]) and asked == []
+
+
+def test_settings_for_videos_are_read_with_the_processor_and_saved_without_reading_them_again(
+    qwen, tmp_path, monkeypatch
+):
+    for file in qwen.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    video = {"video_processor_type": "Qwen2VLVideoProcessor", "min_pixels": 1234}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(video))
+    processor = load_processor(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
+
+    def refused(*args, **kwargs):
+        raise AssertionError("the hub is asked")
+
+    monkeypatch.setattr(processors, "cached_file", refused)
+    save_processor(processor, tmp_path / "saved", processor.tokenizer)
+    saved = json.loads((tmp_path / "saved" / "processor_config.json").read_text())
+    assert saved["video_processor"] == video and "video_settings" not in saved
+
+
+@pytest.mark.parametrize("peft", [None, {"r": 2, "target_modules": ["q_proj"]}])
+def test_the_model_card_has_the_prompt_that_the_policy_reads(qwen, peft, tmp_path):
+    mapping = small(vision_config(qwen, n_train=16, n_eval=8))
+    mapping["alg"]["policy"]["args"]["peft"] = peft
+    run = trained(mapping, tmp_path, n_iters=1)
+    card = (run / "model" / "README.md").read_text()
+    assert "pipeline_tag: image-text-to-text" in card
+    (prompt,) = re.findall(r"prompt = (.*)", card)
+    expected = picture_encoder(qwen).encode(Sample("", "<image>your prompt", images=(Picture(contents=png()),)), 100)
+    assert prompt == '"<|vision_start|><|image_pad|><|vision_end|>your prompt"'
+    processor = load_processor(str(run / "model"), AutoConfig.from_pretrained(qwen))
+    inputs = processor(text=[json.loads(prompt)], images=[[Picture(contents=png()).open()]])
+    assert inputs["input_ids"][0] == expected.tolist()
 
 
 def test_the_code_of_the_model_card_runs(mapping, tmp_path, capsys):
