@@ -359,7 +359,7 @@ def decoding_arguments(
 
 def reads_pictures(config: AnyConfig | None) -> bool:
     """Return whether the model of a run reads prompts with pictures."""
-    return isinstance(config, RunConfig) and config.alg.policy.reads_pictures
+    return config is not None and config.reads_pictures
 
 
 def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
@@ -376,6 +376,7 @@ def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
         "attn_implementation": config.alg.attn_implementation,
         "speedups": no_speedups(),  # those of rollouts and updates; the Trainer has its own
+        "max_pixels": config.alg.max_pixels,
     }
 
 

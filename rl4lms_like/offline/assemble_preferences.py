@@ -12,7 +12,12 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import get_device
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.algorithms.preference_arguments import RewardModelArguments
@@ -26,9 +31,12 @@ from rl4lms_like.offline.assemble_supervised import (
     SupervisedRun,
     add_adapters,
     check_best_metric,
+    check_images,
     check_independence,
     config_to_plan,
     head_modules,
+    image_lines,
+    language_model_class,
     load_encoder,
     prepare,
     schedule_of,
@@ -38,9 +46,12 @@ from rl4lms_like.offline.preference_objectives import PreferenceObjective, Refer
 from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
+from rl4lms_like.policies.loading import is_loaded_by, load_model, load_model_config
 from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
+from rl4lms_like.policies.vision_parity import check_vision_parity, probe_episodes_with_pictures, vision_sharing_gap
+from rl4lms_like.policies.vision_reader import VisionReader
 from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
@@ -154,7 +165,7 @@ def _load(
     # With `adapters`, only the adapters have dropout.
     options: Any = {"dropout": arguments.dropout is True, "attn_implementation": config.alg.attn_implementation}
     if arguments.has_language_model:
-        return load_model(auto_class_of(model_config), name, **options)
+        return load_model(language_model_class(config, model_config), name, **options)
 
     # The head is new, unless the model is a classifier already; its weights depend on the run's seed alone.
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
@@ -173,7 +184,10 @@ def _objective(
 
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
-    reader = checked_reader(model, config.alg.model_name) if arguments.has_language_model else CausalReader(model)
+    if arguments.has_language_model:
+        reader = checked_reader(model, config.alg.model_name, encoder.pictures)
+    else:
+        reader = CausalReader(model)
     objective_class = OBJECTIVES.resolve(config.alg.id)
     objective: PreferenceObjective = objective_class(
         arguments,
@@ -203,13 +217,20 @@ def _networks(config: PreferenceConfig, model_config: PretrainedConfig, argument
     return networks
 
 
-def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
+def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None) -> EpisodeReader:
     """Return the reader of a language model, after the checks of a policy.
+
+    Args:
+        model: the model, in evaluation mode.
+        name: its name, for messages.
+        pictures: encoder of its prompts; None if it reads texts only.
 
     Raises:
         ModelError: the model's interface is not supported, or its outputs are not finite.
         ParityError: log-probs differ from those of generation.
     """
+    if pictures is not None:
+        return checked_vision_reader(model, name, pictures)
     reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
     vocab_size = int(model.config.get_text_config().vocab_size)
     with first_episodes(model, name):
@@ -221,21 +242,33 @@ def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
     return reader
 
 
+def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
+    """Return the reader of a vision-language model, after the checks of a policy; errors as in `checked_reader`."""
+    reader = VisionReader(model, pictures)
+    with first_episodes(model, name):
+        reader.probe_head(probe_episodes_with_pictures(reader))
+        in_bfloat16 = "flash" in str(model.config._attn_implementation)  # kernels without float32 support
+        check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
+        reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
+    return reader
+
+
 def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel) -> EpisodeReader:
     # It scores the same token ids as the trained model, so both need one family and one vocabulary.
     reference_config = load_model_config(name)
-    if reference_config.is_encoder_decoder != model.config.is_encoder_decoder:
+    is_readable = not config.reads_pictures or is_loaded_by(reference_config, AutoModelForImageTextToText)
+    if reference_config.is_encoder_decoder != model.config.is_encoder_decoder or not is_readable:
         text = f"{name!r} is of another family than {config.alg.model_name!r}"
         raise ConfigError([ConfigIssue("alg.args.reference_model", text)])
     check_vocabulary(encoder.tokenizer, reference_config, config.tokenizer.model_name, name)
 
     reference, _ = load_model(
-        auto_class_of(reference_config),
+        language_model_class(config, reference_config),
         name,
         role="reference model",
         attn_implementation=config.alg.attn_implementation,
     )
-    return checked_reader(nn.Module.to(reference, model.device).eval(), name)
+    return checked_reader(nn.Module.to(reference, model.device).eval(), name, encoder.pictures)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
@@ -310,6 +343,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     check_end_token(arguments, encoder)
     samples = used(find(), config)
+    check_images(encoder, samples)
     check_best_metric(config, samples["val"])
 
     # Of large splits, only the first preferences are encoded; the counts that follow are extrapolated by `growth`.
@@ -333,10 +367,15 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))
     unit = "responses" if arguments.reads_labels else "pairs"
     prompts = prompt_lengths(
-        samples["train"], encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+        samples["train"],
+        encoder.tokenizer,
+        encoder.max_prompt_length,
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        pictures=encoder.pictures,
     )
     lines += [
         ("prompts", prompts),
+        *image_lines(samples["train"], encoder.pictures),
         ("optimizer steps", f"{n_steps:,} of {batch_size:,} {unit}, {n_epochs:g} epochs"),
     ]
 

@@ -15,7 +15,13 @@ import torch
 from safetensors.torch import load_file
 from stable_baselines3.common.utils import get_device, set_random_seed
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.callbacks.base import Callback
@@ -23,7 +29,7 @@ from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
 from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
-from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.observation import TextLayout, refuse_images
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
@@ -38,22 +44,34 @@ from rl4lms_like.policies.head_inputs import has_linear_head
 from rl4lms_like.policies.loading import (
     auto_class_of,
     check_model_weights,
+    is_loaded_by,
     load_model,
     load_model_config,
     reads_images_only,
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.pictures import LimitKeys, PictureEncoder
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
+from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
+from rl4lms_like.policies.vision_reader import VisionTextGenerator
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.freed_memory import keep_freed_memory
 from rl4lms_like.system.ranks import Ranks
-from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
+from rl4lms_like.training.components import (
+    N_COUNTED,
+    Components,
+    build_components,
+    check_samples,
+    image_sizes,
+    prompt_lengths,
+)
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.training.inputs import (
     NO_LIMIT,
     build_datapools,
+    build_pictures,
     build_tokenizer,
     chat_template_of,
     end_tokens,
@@ -88,6 +106,7 @@ class SupervisedRun:
     head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
     ranks: Ranks = field(default_factory=Ranks)  # processes that train together
     callbacks: list[Callback] = field(default_factory=list)  # of the user, in the order of the config
+    pictures: PictureEncoder | None = None  # encodes prompts with pictures; its processor is saved with the model
 
 
 def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) -> SupervisedRun:
@@ -116,7 +135,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
 
     # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
     model, _ = load_model(
-        auto_class_of(prepared.model_config),
+        language_model_class(config, prepared.model_config),
         config.alg.model_name,
         dropout=True,
         attn_implementation=config.alg.attn_implementation,
@@ -171,7 +190,7 @@ class Prepared(NamedTuple):
             model=model,
             objective=objective,
             metrics=self.components.metrics,
-            generator=make_generator(model, self.config) if generates else None,
+            generator=make_generator(model, self.config, self.encoder.pictures) if generates else None,
             max_prompt_length=self.encoder.max_prompt_length,
             eos_token_ids=self.eos_token_ids,
             post_processor=self.components.post_processor,
@@ -179,6 +198,7 @@ class Prepared(NamedTuple):
             head=tuple(head),
             ranks=ranks,
             callbacks=self.components.callbacks,
+            pictures=self.encoder.pictures,
         )
 
 
@@ -202,28 +222,37 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     model_config, eos_token_ids, encoder = load_encoder(config)
 
     # Before the data, which may take long: missing weights are known from the file headers.
-    check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
+    check_model_weights(language_model_class(config, model_config), config.alg.model_name, unused=unused)
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
     samples = {}
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
     check_samples(config, components, samples)
+    check_images(encoder, samples)
     check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 
+def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:
+    """Return the transformers class that loads the language model of a run."""
+    return AutoModelForImageTextToText if config.reads_pictures else auto_class_of(model_config)
+
+
 def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
-    """Add the adapters of `alg.peft` to a model, if the config has some.
+    """Freeze the parts of a model's vision that are not trained, and add the adapters of `alg.peft`, if there are some.
 
     Raises:
-        ModelError: `peft` does not fit the model.
+        ModelError: `peft` or `train_vision` does not fit the model.
     """
+    if config.reads_pictures:
+        freeze_vision(model, config.alg.train_vision)
     if config.alg.peft is None:
         return
     refuse_unknown_layers([model], config.alg.peft)
     # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
+    peft = within_scope(model, config.alg.peft, config.alg.train_vision) if config.reads_pictures else config.alg.peft
     with seeded(derived_seed(config.seed, "adapters"), model.device):
-        add_lora(model, config.alg.peft, dropout=dropout)
+        add_lora(model, peft, dropout=dropout)
     if not config.alg.merge_on_save:
         require_stackable(model)
 
@@ -236,14 +265,18 @@ def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | Non
     return int(budget_mb * 2**20 / 4)
 
 
-def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
-    """Create the generator of evaluations."""
-    return TextGenerator(
-        model,
-        generation_kwargs=config.alg.generation_kwargs,
-        prompt_truncation_side=config.tokenizer.truncation_side,
-        bfloat16=bool(config.alg.training_args.get("bf16")),
-    )
+def make_generator(
+    model: PreTrainedModel, config: OfflineConfig, pictures: PictureEncoder | None = None
+) -> TextGenerator:
+    """Create the generator of evaluations; `pictures` encodes the prompts of a vision-language model."""
+    options: dict[str, Any] = {
+        "generation_kwargs": config.alg.generation_kwargs,
+        "prompt_truncation_side": config.tokenizer.truncation_side,
+        "bfloat16": bool(config.alg.training_args.get("bf16")),
+    }
+    if pictures is not None:
+        return VisionTextGenerator(model, pictures, **options)
+    return TextGenerator(model, **options)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -290,6 +323,20 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
         text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
         return [ConfigIssue("device", text)]
     return device_issues(device) if here else []
+
+
+def check_images(encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """Encode the prompts with images, so that what is wrong with them is known before the model is loaded.
+
+    Raises:
+        DataPoolError: lists the prompts that are too long with their images; or prompts have images, and the model reads
+            texts only.
+    """
+    of_all_splits = [sample for members in samples.values() for sample in members]
+    if encoder.pictures is None:
+        refuse_images(of_all_splits)
+    else:
+        encoder.pictures.register(of_all_splits, encoder.max_prompt_length)
 
 
 def check_texts(
@@ -346,25 +393,42 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
     """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
-    if reads_images_only(model_config):
-        text = f"{model_name!r} is a vision-language model, which only runs of RL train (vision_lm_actor_critic_policy)"
-        raise ConfigError([ConfigIssue("alg.model_name", text)])
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    # Some families, such as Gemma 3, are trained as either: on texts alone, or on images too.
+    is_vision_chosen = config.reads_pictures and is_loaded_by(model_config, AutoModelForImageTextToText)
+    if is_vision_chosen or reads_images_only(model_config):
+        family = "vision"
     if family != config.alg.model_type:
         text = f"{model_name!r} is a {family} model: write {family}, or name another model"
         raise ConfigError([ConfigIssue("alg.model_type", text)])
 
-    tokenizer = build_tokenizer(config.tokenizer)
+    pictures = None
+    if config.reads_pictures:
+        pictures = build_pictures(
+            config.tokenizer,
+            model_config,
+            max_pixels=config.alg.max_pixels,
+            keys=LimitKeys("tokenizer.max_length", "alg.max_pixels"),
+        )
+        tokenizer = pictures.processor.tokenizer
+    else:
+        tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
     template = chat_template_of(config.tokenizer, tokenizer)
     eos_token_ids = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
-    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids)
+    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids, pictures)
 
 
 def example_encoder(
-    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, eos_token_ids: list[int]
+    config: OfflineConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    eos_token_ids: list[int],
+    pictures: PictureEncoder | None = None,
 ) -> ExampleEncoder:
     """Create the encoder of examples, within the length limits of tokenizer and model.
+
+    `pictures` encodes prompts with pictures.
 
     Raises:
         ConfigError: the responses leave no room for a prompt.
@@ -384,6 +448,7 @@ def example_encoder(
         separator=config.alg.separator,
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
         block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
+        pictures=pictures,
     )
 
 
@@ -541,6 +606,14 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         lines.append(("first example", ""))
         lines += example_lines(encoder.tokenizer, encoded.rows[0], is_encoder_decoder=encoder.is_encoder_decoder)
     return lines
+
+
+def image_lines(samples: Sequence[Sample], pictures: PictureEncoder | None) -> list[tuple[str, str]]:
+    """Return the size of the images of samples as a line of name and value; none if there are no images."""
+    counted = samples[:N_COUNTED]
+    if pictures is None or not any(sample.images for sample in counted):
+        return []
+    return [("images", image_sizes(counted, pictures))]
 
 
 def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool) -> list[tuple[str, str]]:

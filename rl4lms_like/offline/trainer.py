@@ -35,6 +35,7 @@ from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
+from rl4lms_like.policies.processors import save_processor
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.interruption import Interruption
@@ -295,7 +296,7 @@ class SupervisedTrainer:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
-        """Save the language model and the tokenizer for `from_pretrained`.
+        """Save the language model and the tokenizer, or the processor of a vision-language model, for `from_pretrained`.
 
         Args:
             folder: target folder.
@@ -314,6 +315,8 @@ class SupervisedTrainer:
                 merge=run.config.alg.merge_on_save and not is_checkpoint,
                 eos_token_ids=run.eos_token_ids,
             )
+            if run.pictures is not None:
+                save_processor(run.pictures.processor, folder, run.tokenizer, model_name=run.config.alg.model_name)
 
             # A final model with merged adapters has its head in the model's files.
             if run.head and is_checkpoint and has_lora(run.model):
