@@ -30,6 +30,7 @@ from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
 from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.policies.parity import check_decoding
+from rl4lms_like.policies.pictures import OFFLINE, ON_POLICY
 from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.policies.vision_reader import VisionTextGenerator
@@ -443,7 +444,8 @@ def responder_of(
     if config is not None and reads_pictures(config):
         auto_class = AutoModelForImageTextToText
         saved = saved_with_model(config.tokenizer, model_name)
-        pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"))
+        keys = ON_POLICY if isinstance(config, RunConfig) else OFFLINE
+        pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"), keys=keys)
         if engine is not None and engine["id"] != OWN_ENGINE:
             message = f"{engine['id']} gets prompts without their images; use {OWN_ENGINE}"
             raise ConfigError([ConfigIssue("engine.id", message)], "the engine")

@@ -129,7 +129,7 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
 
 def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     """Load a saved model with its adapters merged; return it and the dropout rates of its checkpoint."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
     from rl4lms_like.offline.assemble_supervised import head_modules, load_head
     from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
@@ -138,7 +138,8 @@ def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     if not saved.is_reward_model:
         trusts_code = saved.trusts_model_code
         model_config = load_model_config(folder, trust_remote_code=trusts_code)
-        return load_model(auto_class_of(model_config), folder, trust_remote_code=trusts_code)
+        auto_class = AutoModelForImageTextToText if saved.reads_pictures else auto_class_of(model_config)
+        return load_model(auto_class, folder, trust_remote_code=trusts_code)
 
     # A checkpoint with adapters has the output layer of a reward model in a file of its own.
     head = saved.folder / HEAD

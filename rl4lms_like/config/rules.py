@@ -518,7 +518,9 @@ def images_in_prompts(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | Pre
     if not alg.reads_pictures:
         return
     yield from _no_added_tokens(tokenizer)
-    if isinstance(alg, SupervisedAlgConfig) or not alg.writes_text:
+    if isinstance(alg, SupervisedAlgConfig) and alg.loss_on_prompt:
+        yield ConfigIssue("alg.loss_on_prompt", "prompts with images are read, not learned; remove it")
+    if isinstance(alg, PreferenceAlgConfig) and not alg.writes_text:
         yield ConfigIssue("alg.model_type", f"vision-language models are not trained with {alg.id}")
 
 
@@ -579,7 +581,13 @@ ON_POLICY: tuple[Rule, ...] = (
     average_with_split_weights,
     held_out_metrics,
 )
-OFFLINE: tuple[Rule, ...] = (model_of_texts, images_in_prompts, prompts_and_responses, no_split_weights, metrics_of_texts)
+OFFLINE: tuple[Rule, ...] = (
+    model_of_texts,
+    images_in_prompts,
+    prompts_and_responses,
+    no_split_weights,
+    metrics_of_texts,
+)
 
 
 # --- notices --------------------------------------------------------------------------------------------------------

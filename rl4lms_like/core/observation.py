@@ -149,7 +149,8 @@ def refuse_images(prompts: Sequence[str | Sample]) -> None:
         if isinstance(prompt, Sample) and prompt.images:
             raise DataPoolError(
                 f"the prompt of sample {prompt.id!r} has images, which the model of this run does not read: train a "
-                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy, or remove image_column"
+                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy (on given texts, with "
+                f"alg.model_type: vision), or remove image_column"
             )
 
 

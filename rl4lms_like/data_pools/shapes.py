@@ -102,7 +102,7 @@ class Shapes(TextGenPool):
         rng = random.Random(f"{seed}-{split}-shapes")
         rng_of_wrong = random.Random(f"{seed}-{split}-wrong")  # its own one: the pictures stay the same
         empty = Picture.of(Drawing(side, ()).image()) if constant else None
-        samples = []
+        samples: list[Sample] = []
         for index in range(n_train if split == "train" else n_eval):
             # Drawn until it is one of this split.
             question = rng.choice(questions)

@@ -30,6 +30,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import (
     SupervisedRun,
     add_adapters,
+    autocast_dtype,
     check_best_metric,
     check_images,
     check_independence,
@@ -41,17 +42,15 @@ from rl4lms_like.offline.assemble_supervised import (
     prepare,
     schedule_of,
 )
+from rl4lms_like.offline.checked_readers import checked_reader
 from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import is_loaded_by, load_model, load_model_config
-from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
-from rl4lms_like.policies.pictures import PictureEncoder
-from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
-from rl4lms_like.policies.vision_parity import check_vision_parity, probe_episodes_with_pictures, vision_sharing_gap
-from rl4lms_like.policies.vision_reader import VisionReader
+from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader
 from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
@@ -176,12 +175,6 @@ def _objective(
     config: PreferenceConfig, arguments: Any, model: PreTrainedModel, encoder: ExampleEncoder
 ) -> PreferenceObjective:
     training = make_training_arguments(config, "checkpoints")
-    dtype = None
-    if training.bf16:
-        dtype = torch.bfloat16
-    elif training.fp16:
-        dtype = torch.float16
-
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
     if arguments.has_language_model:
@@ -194,7 +187,7 @@ def _objective(
         reader,
         pad_token_id=TextLayout(encoder.tokenizer, 1, 1).pad_token_id,
         eval_batch_size=training.per_device_eval_batch_size,
-        dtype=dtype,
+        dtype=autocast_dtype(config),
         needs_training_mode=bool(arguments.dropout) or recomputes,
     )
 
@@ -215,42 +208,6 @@ def _networks(config: PreferenceConfig, model_config: PretrainedConfig, argument
     if reference_model not in (None, config.alg.model_name):
         networks["alg.args.reference_model"] = load_model_config(reference_model)
     return networks
-
-
-def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None) -> EpisodeReader:
-    """Return the reader of a language model, after the checks of a policy.
-
-    Args:
-        model: the model, in evaluation mode.
-        name: its name, for messages.
-        pictures: encoder of its prompts; None if it reads texts only.
-
-    Raises:
-        ModelError: the model's interface is not supported, or its outputs are not finite.
-        ParityError: log-probs differ from those of generation.
-    """
-    if pictures is not None:
-        return checked_vision_reader(model, name, pictures)
-    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    with first_episodes(model, name):
-        probe = probe_episodes(vocab_size, reader.prompt_side)
-        reader.probe_head(probe.to(model.device))
-        in_bfloat16 = "flash" in str(model.config._attn_implementation)  # kernels without float32 support
-        check_parity(reader, name, in_bfloat16=in_bfloat16)
-        reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
-    return reader
-
-
-def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
-    """Return the reader of a vision-language model, after the checks of a policy; errors as in `checked_reader`."""
-    reader = VisionReader(model, pictures)
-    with first_episodes(model, name):
-        reader.probe_head(probe_episodes_with_pictures(reader))
-        in_bfloat16 = "flash" in str(model.config._attn_implementation)  # kernels without float32 support
-        check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
-        reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
-    return reader
 
 
 def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel) -> EpisodeReader:

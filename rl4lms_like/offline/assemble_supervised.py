@@ -35,10 +35,12 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.offline.checked_readers import checked_vision_reader, reads_prompts_in_order
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
+from rl4lms_like.offline.vision_objective import VisionCrossEntropy
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.head_inputs import has_linear_head
 from rl4lms_like.policies.loading import (
@@ -51,7 +53,7 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
-from rl4lms_like.policies.pictures import LimitKeys, PictureEncoder
+from rl4lms_like.policies.pictures import OFFLINE, PictureEncoder
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
@@ -145,8 +147,13 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     nn.Module.to(model, get_device(config.device))
     set_n_threads(config, model)
 
-    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
+    objective: TrainingObjective
+    if encoder.pictures is not None:
+        objective = _vision_objective(config, model, encoder.pictures, examples, pad_token_id)
+        return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
+
+    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     arguments = make_training_arguments(config, "checkpoints")
     objective = CrossEntropy(
         ExampleCollator(pad_token_id, start_token_id),
@@ -157,6 +164,44 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         balancing=BalancingLoss.of(model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
+
+
+def _vision_objective(
+    config: SupervisedConfig,
+    model: PreTrainedModel,
+    pictures: PictureEncoder,
+    examples: Mapping[str, Examples],
+    pad_token_id: int,
+) -> VisionCrossEntropy:
+    """Return the objective of a vision-language model, after the checks of a policy.
+
+    Raises:
+        ConfigError: messages of the assistant before the last one would be learned, and the model reads prompts in any
+            order.
+        ModelError: the model's interface is not supported, or its outputs are not finite.
+        ParityError: log-probs differ from those of generation.
+    """
+    reader = checked_vision_reader(model.eval(), config.alg.model_name, pictures)
+    learns_prompts = any(of_split.n_learned_in_prompts for of_split in examples.values())
+    if learns_prompts and not reads_prompts_in_order(reader):
+        text = f"{config.alg.model_name!r} sees all of a prompt at once, so it cannot learn messages within it"
+        message = f"{text}; give it conversations with one message of the assistant"
+        raise ConfigError([ConfigIssue("alg.model_name", message)])
+    return VisionCrossEntropy(
+        reader,
+        pad_token_id,
+        logits_budget=logits_budget(config, model),
+        dtype=autocast_dtype(config),
+        balancing=BalancingLoss.of(model),
+    )
+
+
+def autocast_dtype(config: OfflineConfig) -> torch.dtype | None:
+    """Return the data type of autocast for an objective that does not call the model's own forward; None for none."""
+    training = make_training_arguments(config, "checkpoints")
+    if training.bf16:
+        return torch.bfloat16
+    return torch.float16 if training.fp16 else None
 
 
 class Prepared(NamedTuple):
@@ -329,8 +374,8 @@ def check_images(encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]
     """Encode the prompts with images, so that what is wrong with them is known before the model is loaded.
 
     Raises:
-        DataPoolError: lists the prompts that are too long with their images; or prompts have images, and the model reads
-            texts only.
+        DataPoolError: lists the prompts that are too long with their images; or the model reads texts only, and prompts
+            have images.
     """
     of_all_splits = [sample for members in samples.values() for sample in members]
     if encoder.pictures is None:
@@ -408,7 +453,7 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
             config.tokenizer,
             model_config,
             max_pixels=config.alg.max_pixels,
-            keys=LimitKeys("tokenizer.max_length", "alg.max_pixels"),
+            keys=OFFLINE,
         )
         tokenizer = pictures.processor.tokenizer
     else:
@@ -574,6 +619,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
+    check_images(encoder, samples_of_splits)
     check_texts(config, encoder, model_config, samples_of_splits)
     samples = samples_of_splits["train"]
     n_references = sum(len(sample.references) for sample in samples)
@@ -590,13 +636,18 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     generates = config.train_evaluation.generate
     check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
     prompts = prompt_lengths(
-        samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+        samples,
+        encoder.tokenizer,
+        encoder.max_prompt_length,
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        pictures=encoder.pictures,
     )
     memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", what),
         ("prompts", prompts),
+        *image_lines(samples, encoder.pictures),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),

@@ -296,7 +296,7 @@ class SupervisedTrainer:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
-        """Save the language model and the tokenizer, or the processor of a vision-language model, for `from_pretrained`.
+        """Save the language model and its tokenizer or processor, for `from_pretrained`.
 
         Args:
             folder: target folder.

@@ -38,10 +38,15 @@ CACHE_MB = 256
 
 @dataclass(frozen=True)
 class LimitKeys:
-    """Keys of a config that messages about the limits of prompts name; by default those of RL runs."""
+    """Keys of a config that messages about the limits of prompts name."""
 
-    prompt_length: str = "env.args.max_prompt_length"
-    max_pixels: str = "alg.policy.args.max_pixels"
+    prompt_length: str
+    max_pixels: str
+
+
+ON_POLICY = LimitKeys("env.args.max_prompt_length", "alg.policy.args.max_pixels")
+OFFLINE = LimitKeys("tokenizer.max_length", "alg.max_pixels")
+"""Those of runs on given texts."""
 
 
 class PictureEncoder:
@@ -71,7 +76,7 @@ class PictureEncoder:
         *,
         max_pixels: int | None = None,
         cache_mb: int = CACHE_MB,
-        keys: LimitKeys = LimitKeys(),
+        keys: LimitKeys = ON_POLICY,
     ) -> None:
         self.processor = processor
         self.keys = keys

@@ -51,6 +51,11 @@ class VisionReader(CausalReader):
         logits = self.logits(episodes)
         return logits.index_fill(1, self._placeholders(logits.device), NEVER)
 
+    def scored_logits_of_all_tokens(self, episodes: EpisodeBatch) -> Tensor:
+        """Return `logits_of_all_tokens` of the distributions that are scored."""
+        logits = self.logits_of_all_tokens(episodes)
+        return logits.index_fill(-1, self._placeholders(logits.device), NEVER)
+
     def _placeholders(self, device: torch.device) -> Tensor:
         return to_device(torch.tensor(self.pictures.placeholder_ids), device)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -38,8 +38,21 @@ from rl4lms_like.system.wording import beginning
 NOT_LEARNED = -100
 """Label that transformers' losses ignore."""
 
-Example: TypeAlias = "dict[str, list[int]]"
-"""`input_ids` and `labels` without padding."""
+
+class _Tokens(TypedDict):
+    input_ids: list[int]
+    labels: list[int]
+
+
+class Example(_Tokens, total=False):
+    """Ids and labels without padding.
+
+    If the model reads pictures, also the number of the prompt's pictures, 0 without, and how many of the ids are those
+    of the prompt.
+    """
+
+    pictures: int
+    n_prompt: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +70,15 @@ class Examples:
     def n_learned(self) -> int:
         """Number of tokens with a label."""
         return sum(label != NOT_LEARNED for row in self.rows for label in row["labels"])
+
+    @property
+    def n_learned_in_prompts(self) -> int:
+        """Number of tokens with a label in prompts of a model that reads pictures."""
+        n = 0
+        for row in self.rows:
+            labels = row["labels"][: row.get("n_prompt", 0)]
+            n += sum(label != NOT_LEARNED for label in labels)
+        return n
 
     def longest(self, *, is_encoder_decoder: bool) -> int:
         """Return the number of tokens of the longest text that a model reads in one pass; 0 if there is none."""
@@ -124,10 +146,9 @@ class ExampleEncoder:
             if self.is_encoder_decoder:
                 rows.append({"input_ids": prompt, "labels": response})
             else:
-                # One sequence. Its first token is predicted from nothing, so it is never learned.
                 prompt_labels = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 labels = [*prompt_labels, *response]
-                rows.append({"input_ids": [*prompt, *response], "labels": [NOT_LEARNED, *labels[1:]]})
+                rows.append(self._example(samples[i], [*prompt, *response], labels, n_prompt=len(prompt)))
             n_shorter += len(prompt) < len(prompts[i])
             n_cut += len(response) < len(reference)
         return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
@@ -175,7 +196,11 @@ class ExampleEncoder:
             if is_set:
                 raise ConfigError([ConfigIssue(f"alg.{key}", "has no effect: the data have no prompts; remove it")])
 
-        texts = [text for sample in samples for text in sample.references]
+        texts = []
+        samples_of_texts = []
+        for sample in samples:
+            texts += sample.references
+            samples_of_texts += [sample] * len(sample.references)
         length = min(self.block_length or self.max_length, self.max_length)
         end = [] if self.end_token_id is None else [self.end_token_id]
 
@@ -183,13 +208,23 @@ class ExampleEncoder:
         # this token is learned. A block of one token would teach nothing.
         rows: list[Example] = []
         n_empty = 0
-        for ids in self.continuations.whole_ids(texts):
+        for sample, ids in zip(samples_of_texts, self.continuations.whole_ids(texts), strict=True):
+            self._refuse_placeholders(sample, ids)
             tokens = [*ids, *end]
             n_empty += len(tokens) < 2
             for start in range(0, len(tokens) - 1, length - 1):
                 block = tokens[start : start + length]
-                rows.append({"input_ids": block, "labels": [NOT_LEARNED, *block[1:]]})
+                rows.append(self._example(None, block, block, n_prompt=1))
         return Examples(rows, _n_without_reference(samples), n_texts=len(texts), n_empty_texts=n_empty)
+
+    def _example(self, sample: Sample | None, ids: list[int], labels: list[int], *, n_prompt: int) -> Example:
+        """Return an example of a causal model; `sample` is None for a text without a prompt."""
+        # The first token is predicted from nothing, so it is never learned.
+        example: Example = {"input_ids": ids, "labels": [NOT_LEARNED, *labels[1:]]}
+        if self.pictures is not None:
+            example["pictures"] = 0 if sample is None else self.pictures.number(sample)
+            example["n_prompt"] = n_prompt
+        return example
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
@@ -218,7 +253,7 @@ class ExampleEncoder:
 
                 row_ids = [ids[i] for i in positions]
                 row_labels = [labels[i] for i in positions]
-                rows.append({"input_ids": row_ids, "labels": [NOT_LEARNED, *row_labels[1:]]})
+                rows.append(self._example(sample, row_ids, row_labels, n_prompt=n_fitting))
                 n_shorter += n_fitting < n_allowed
                 n_cut += n_response < len(ids) - n_prompt
         return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)

@@ -30,7 +30,7 @@ from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer, set_pad_token
-from rl4lms_like.policies.pictures import LimitKeys, PictureEncoder
+from rl4lms_like.policies.pictures import ON_POLICY, LimitKeys, PictureEncoder
 from rl4lms_like.policies.processors import load_processor
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
 from rl4lms_like.system.functions import short_name
@@ -94,7 +94,7 @@ def build_pictures(
     model_config: PretrainedConfig,
     *,
     max_pixels: int | None = None,
-    keys: LimitKeys = LimitKeys(),
+    keys: LimitKeys = ON_POLICY,
     local_files_only: bool = False,
 ) -> PictureEncoder:
     """Return the encoder of prompts with pictures; its processor has the tokenizer of a config's `tokenizer` block.
