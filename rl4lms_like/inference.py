@@ -20,6 +20,7 @@ from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.picture_encoder import OFFLINE, ON_POLICY
 from rl4lms_like.core.pictures import Picture, text_with_places
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.scoring import EpisodeScorer
@@ -30,7 +31,6 @@ from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_tokenizer
 from rl4lms_like.policies.masked import masked_generator
 from rl4lms_like.policies.parity import check_decoding
-from rl4lms_like.policies.pictures import OFFLINE, ON_POLICY
 from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.policies.vision_reader import VisionTextGenerator

@@ -520,8 +520,6 @@ def images_in_prompts(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | Pre
     yield from _no_added_tokens(tokenizer)
     if isinstance(alg, SupervisedAlgConfig) and alg.loss_on_prompt:
         yield ConfigIssue("alg.loss_on_prompt", "prompts with images are read, not learned; remove it")
-    if isinstance(alg, PreferenceAlgConfig) and not alg.writes_text:
-        yield ConfigIssue("alg.model_type", f"vision-language models are not trained with {alg.id}")
 
 
 def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:

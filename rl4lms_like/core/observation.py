@@ -34,7 +34,7 @@ NO_LIMIT = 2**31
 
 
 class PromptEncoder(Protocol):
-    """Encoder of prompts with pictures (`policies.pictures.PictureEncoder`)."""
+    """Encoder of prompts with pictures (`core.picture_encoder.PictureEncoder`)."""
 
     def encode(self, sample: Sample, max_length: int) -> np.ndarray:
         """Return the ids `[length]` of a prompt with pictures; it is an error if there are more than `max_length`."""

@@ -14,7 +14,6 @@ from stable_baselines3.common.utils import get_device
 from torch import nn
 from transformers import (
     AutoModelForImageTextToText,
-    AutoModelForSequenceClassification,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -40,10 +39,18 @@ from rl4lms_like.offline.assemble_supervised import (
     language_model_class,
     load_encoder,
     prepare,
+    reward_model_class,
     schedule_of,
 )
-from rl4lms_like.offline.checked_readers import checked_reader
-from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
+from rl4lms_like.offline.checked_readers import checked_reader, checked_reward_reader
+from rl4lms_like.offline.pairs import (
+    Pairs,
+    encode_labels,
+    encode_pairs,
+    encode_texts,
+    encode_texts_with_pictures,
+    preferences_of,
+)
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
@@ -52,6 +59,7 @@ from rl4lms_like.policies.loading import is_loaded_by, load_model, load_model_co
 from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_sharing, first_episodes, probe_episodes
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader
 from rl4lms_like.scoring.classifier import RECORDED
+from rl4lms_like.scoring.vision_rewards import RECORD
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import prompt_lengths
@@ -143,6 +151,9 @@ def encode(arguments: Any, encoder: ExampleEncoder, samples: Sequence[Sample], c
         encode_all = encode_labels if arguments.reads_labels else encode_pairs
         return encode_all(encoder, preferences, arguments.max_response_length)
 
+    if encoder.pictures is not None:
+        return encode_texts_with_pictures(encoder, preferences, append_eos=arguments.append_eos)
+
     # A causal reward model computes the common beginning of two texts once. The encoder of a seq2seq model cannot: it
     # reads each token together with those after it.
     return encode_texts(
@@ -168,7 +179,7 @@ def _load(
 
     # The head is new, unless the model is a classifier already; its weights depend on the run's seed alone.
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
-        return load_model(AutoModelForSequenceClassification, name, unused=head_modules, n_labels=1, **options)
+        return load_model(reward_model_class(config), name, unused=head_modules, n_labels=1, **options)
 
 
 def _objective(
@@ -179,6 +190,8 @@ def _objective(
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
     if arguments.has_language_model:
         reader = checked_reader(model, config.alg.model_name, encoder.pictures)
+    elif encoder.pictures is not None:
+        reader = checked_reward_reader(model, config.alg.model_name, encoder.pictures)
     else:
         reader = CausalReader(model)
     objective_class = OBJECTIVES.resolve(config.alg.id)
@@ -239,11 +252,30 @@ def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encod
     is_ambiguous = tokenizer.pad_token_id == tokenizer.eos_token_id
     model.config.get_text_config().pad_token_id = None if is_ambiguous else tokenizer.pad_token_id
 
+    if encoder.pictures is not None:
+        setattr(model.config, RECORD, {"max_pixels": config.alg.max_pixels})
+        objective.head = reward_layer(model)
+        return
+
     # Seq2seq classifiers are computed by their own forward.
     if not model.config.is_encoder_decoder:
         with first_episodes(model, config.alg.model_name):
             objective.head = reward_head(objective.reader)
             objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
+
+
+def reward_layer(model: PreTrainedModel) -> nn.Linear:
+    """Return the linear layer `score` of a classifier.
+
+    Raises:
+        ModelError: the classifier has no such layer.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        # PEFT has replaced the layer, if `target_modules` matches it.
+        hint = "; add 'score' to exclude_modules" if hasattr(head, "get_base_layer") else ""
+        raise ModelError(f"{type(model).__name__} has no linear layer `score` for the reward{hint}")
+    return head
 
 
 @torch.no_grad()
@@ -255,11 +287,7 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
     """
     model: Any = reader.model
     class_name = type(model).__name__
-    head = getattr(model, "score", None)
-    if not isinstance(head, nn.Linear):
-        # PEFT has replaced the layer, if `target_modules` matches it.
-        hint = "; add 'score' to exclude_modules" if hasattr(head, "get_base_layer") else ""
-        raise ModelError(f"{class_name} has no linear layer `score` for the reward{hint}")
+    head = reward_layer(model)
 
     # One text without padding [1, n]. The model's own forward reads the last token without the id of padding, so none
     # may have it.
@@ -300,7 +328,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     check_end_token(arguments, encoder)
     samples = used(find(), config)
-    check_images(encoder, samples)
+    check_images(config, encoder, samples)
     check_best_metric(config, samples["val"])
 
     # Of large splits, only the first preferences are encoded; the counts that follow are extrapolated by `growth`.

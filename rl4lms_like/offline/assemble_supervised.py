@@ -30,8 +30,10 @@ from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, Super
 from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout, refuse_images
+from rl4lms_like.core.picture_encoder import OFFLINE, PictureEncoder
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
@@ -53,7 +55,6 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
-from rl4lms_like.policies.pictures import OFFLINE, PictureEncoder
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
@@ -273,7 +274,7 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
     check_samples(config, components, samples)
-    check_images(encoder, samples)
+    check_images(config, encoder, samples)
     check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
@@ -281,6 +282,11 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
 def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:
     """Return the transformers class that loads the language model of a run."""
     return AutoModelForImageTextToText if config.reads_pictures else auto_class_of(model_config)
+
+
+def reward_model_class(config: OfflineConfig) -> Any:
+    """Return the class that loads the reward model of a run."""
+    return AutoVisionRewardModel if config.reads_pictures else AutoModelForSequenceClassification
 
 
 def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
@@ -370,7 +376,7 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
     return device_issues(device) if here else []
 
 
-def check_images(encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]]) -> None:
+def check_images(config: OfflineConfig, encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]]) -> None:
     """Encode the prompts with images, so that what is wrong with them is known before the model is loaded.
 
     Raises:
@@ -380,8 +386,12 @@ def check_images(encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]
     of_all_splits = [sample for members in samples.values() for sample in members]
     if encoder.pictures is None:
         refuse_images(of_all_splits)
-    else:
-        encoder.pictures.register(of_all_splits, encoder.max_prompt_length)
+        return
+
+    # A reward model writes no text, for which a prompt would have to leave room.
+    is_reward_model = isinstance(config, PreferenceConfig) and not config.alg.writes_text
+    limit = encoder.max_length if is_reward_model else encoder.max_prompt_length
+    encoder.pictures.register(of_all_splits, limit)
 
 
 def check_texts(
@@ -619,7 +629,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
-    check_images(encoder, samples_of_splits)
+    check_images(config, encoder, samples_of_splits)
     check_texts(config, encoder, model_config, samples_of_splits)
     samples = samples_of_splits["train"]
     n_references = sum(len(sample.references) for sample in samples)
@@ -700,12 +710,12 @@ def check_model(config: OfflineConfig) -> None:
         return
 
     # A reward model is a classifier, whose head may be missing: it is then a new one.
-    auto_class = auto_class_of(model_config)
+    auto_class = language_model_class(config, model_config)
     unused = None
     if isinstance(config, PreferenceConfig):
         objective_arguments: Any = OBJECTIVES.signature(config.alg.id)
         if not objective_arguments.has_language_model:
-            auto_class = AutoModelForSequenceClassification
+            auto_class = reward_model_class(config)
             unused = head_modules
     check_model_weights(auto_class, model_name, unused=unused)
 

@@ -6,12 +6,16 @@ model ─ probe: linear head?  log-probs = those of generation?  may responses s
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
+from rl4lms_like.core.picture_encoder import PictureEncoder
+from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
 from rl4lms_like.policies.vision_parity import (
     check_vision_parity,
@@ -55,6 +59,30 @@ def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEn
         in_bfloat16 = _computes_in_bfloat16(model)
         check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
+    return reader
+
+
+def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
+    """Return the reader of a reward model of prompts with pictures, after the checks of a policy.
+
+    Its rewards are computed from the states that the checks compare as log-probs; errors as in `checked_reader`.
+    """
+    reader = VisionReader(model, pictures)
+    any_model: Any = model
+    with first_episodes(model, name):
+        # Log-probs and generation need an output layer, which a reward model has not: a random one for the check.
+        text_config = any_model.config.get_text_config()
+        with seeded(0, model.device):
+            output_layer = nn.Linear(int(text_config.hidden_size), int(text_config.vocab_size), bias=False)
+        none = any_model.lm_head
+        any_model.lm_head = output_layer.to(model.device)
+        try:
+            checked_vision_reader(model, name, pictures)
+        finally:
+            any_model.lm_head = none
+        in_bfloat16 = _computes_in_bfloat16(model)
+        gap = partial(vision_sharing_gap, has_head=False)
+        reader.shares_prompts = check_sharing(reader, name, gap=gap, in_bfloat16=in_bfloat16)
     return reader
 
 

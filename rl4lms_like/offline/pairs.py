@@ -280,6 +280,38 @@ def encode_texts(
     return pairs
 
 
+def encode_texts_with_pictures(
+    encoder: ExampleEncoder, preferences: Sequence[Preference], *, append_eos: bool
+) -> Pairs:
+    """Encode pairs for a reward model of prompts with pictures: the prompt, and what follows it in each text.
+
+    Raises:
+        ConfigError: see `encode_pairs`.
+        DataPoolError: see `encode_pairs`; or a text is longer than the model accepts.
+    """
+    assert encoder.pictures is not None
+    pairs = _counted(preferences)
+    end = [encoder.tokenizer.eos_token_id] if append_eos else []
+    for sample in preferences:
+        prompt: list[int] = []
+        rests = []
+        for text in _texts(sample):
+            prompt, rest = encoder.prompt_and_rest(sample, text)
+            rests.append(rest if rest[-1:] == end else [*rest, *end])
+        _require_tokens(sample, prompt, rests, False)
+
+        # Without pictures, texts that are too long are truncated.
+        n_before = sum(map(len, rests))
+        prompt, rests = encoder.fitted(sample, prompt, rests)
+        pairs.n_cut_responses += sum(map(len, rests)) < n_before
+
+        chosen, rejected = rests
+        pairs.lengths.append((len(prompt) + len(chosen), len(prompt) + len(rejected)))
+        number = encoder.pictures.number(sample)
+        pairs.rows.append({"prompt": prompt, "responses": rests, "margin": sample.margin, "pictures": number})
+    return pairs
+
+
 def _divided(texts: list[list[int]], margin: float) -> Row:
     """Divide two texts at the end of their common beginning; both keep a token before and after it."""
     n_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))

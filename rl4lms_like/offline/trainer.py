@@ -26,6 +26,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from rl4lms_like.callbacks.base import RunContext
 from rl4lms_like.config.rules import SUPERVISED, unknown_metric
+from rl4lms_like.core.processors import save_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
@@ -35,7 +36,6 @@ from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
-from rl4lms_like.policies.processors import save_processor
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.interruption import Interruption

@@ -38,6 +38,7 @@ from rl4lms_like.config.settings import (
 )
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -49,7 +50,6 @@ from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.parity import longest_independent_of_batch
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.system.disk import saving

@@ -30,8 +30,8 @@ from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import padded
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import beginning
 
@@ -180,6 +180,22 @@ class ExampleEncoder:
                 response_labels = response_labels[: response_labels.index(NOT_LEARNED)]
             rows.append(ids[n_prompt:][: len(response_labels)])
         return rows
+
+    def prompt_and_rest(self, sample: Sample, response: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt, not truncated, and those after it in the text of prompt and response.
+
+        No end token is added. Of a conversation, the text has all that the chat template writes. Errors as in
+        `responses`.
+        """
+        if sample.rendered_prompt is not None:
+            ids, _, n_prompt = self._conversation(sample, response, last_only=True)
+            return ids[:n_prompt], ids[n_prompt:]
+        (prompt,) = self.prompts([sample], NO_LIMIT)
+        prompt_text = self._prompt_text(sample)
+        text = self._separated(sample.prompt_or_input_text, response)
+        rest = self.continuations.ids_or_alone(prompt_text, text)
+        self._refuse_placeholders(sample, rest)
+        return prompt, rest
 
     def joined(self, prompt: str, response: str) -> str:
         """Return the prompt and the response of a causal model as one text."""

@@ -23,6 +23,8 @@ from rl4lms_like.core.chat_template import (
     template_text,
 )
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
+from rl4lms_like.core.picture_encoder import ON_POLICY, LimitKeys, PictureEncoder
+from rl4lms_like.core.processors import load_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs import ENVIRONMENTS
@@ -30,8 +32,6 @@ from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer, set_pad_token
-from rl4lms_like.policies.pictures import ON_POLICY, LimitKeys, PictureEncoder
-from rl4lms_like.policies.processors import load_processor
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
 from rl4lms_like.system.functions import short_name
 from rl4lms_like.system.schema import join

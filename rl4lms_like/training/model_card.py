@@ -256,6 +256,8 @@ def _usage(saved: SavedModel) -> str:
     auto_class = "AutoModelForSeq2SeqLM" if _is_seq2seq(saved) else "AutoModelForCausalLM"
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
+    if saved.reads_pictures and saved.is_reward_model:
+        return _usage_of_image_rewards()
     if saved.reads_pictures:
         return _usage_with_image(saved)
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
@@ -296,6 +298,17 @@ def _usage(saved: SavedModel) -> str:
     lines += [f"output = model.generate(**inputs{arguments})"]
     start = "" if _is_seq2seq(saved) else '[inputs["input_ids"].shape[1] :]'
     return "\n".join([*lines, f"print(tokenizer.decode(output[0]{start}, skip_special_tokens=True))"])
+
+
+def _usage_of_image_rewards() -> str:
+    """Return Python code that computes a reward; transformers has no class for these models."""
+    lines = ["from huggingface_hub import snapshot_download", "from rl4lms_like import Picture, Sample"]
+    lines += ["from rl4lms_like.core.generated import Generated", "from rl4lms_like.rewards.learned import RewardModel"]
+    lines += ["from rl4lms_like.scoring.score import Texts", ""]
+    lines += [f"reward = RewardModel(snapshot_download({json.dumps(REPOSITORY)}))"]
+    lines += ['sample = Sample("0", "<image>your prompt", images=(Picture.of("photo.png"),))']
+    lines += ['print(reward.per_text(Texts.of([Generated(sample, "a response")])))']
+    return "\n".join(lines)
 
 
 def _usage_with_image(saved: SavedModel) -> str:

@@ -15,11 +15,11 @@ from rl4lms_like import Run
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.processors import load_processor, save_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
-from rl4lms_like.policies.processors import load_processor, save_processor
 from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.run import resume, train_config

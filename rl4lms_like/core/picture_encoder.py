@@ -53,7 +53,7 @@ class PictureEncoder:
     """Encoder of prompts with pictures, which environment and policy share.
 
     Args:
-        processor: the model's processor; see `policies.processors`.
+        processor: the model's processor; see `core.processors`.
         model_config: the model's config.
         max_pixels: larger pictures are made smaller before the processor gets them; None = the processor's own limit.
         cache_mb: size of the tensors that are kept for later passes, in MiB.
