@@ -51,7 +51,6 @@ from rl4lms_like.policies.loading import (
     is_loaded_by,
     load_model,
     load_model_config,
-    reads_images_only,
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
@@ -281,7 +280,9 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
 
 def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:
     """Return the transformers class that loads the language model of a run."""
-    return AutoModelForImageTextToText if config.reads_pictures else auto_class_of(model_config)
+    if config.reads_pictures and is_loaded_by(model_config, AutoModelForImageTextToText):
+        return AutoModelForImageTextToText
+    return auto_class_of(model_config)
 
 
 def reward_model_class(config: OfflineConfig) -> Any:
@@ -450,8 +451,7 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
     model_config = load_model_config(model_name)
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
     # Some families, such as Gemma 3, are trained as either: on texts alone, or on images too.
-    is_vision_chosen = config.reads_pictures and is_loaded_by(model_config, AutoModelForImageTextToText)
-    if is_vision_chosen or reads_images_only(model_config):
+    if language_model_class(config, model_config) is AutoModelForImageTextToText:
         family = "vision"
     if family != config.alg.model_type:
         text = f"{model_name!r} is a {family} model: write {family}, or name another model"

@@ -247,7 +247,12 @@ def build_ptx(
     )
 
     pool = render_prompts({"train": build_datapool(ptx.data, "train")}, config.tokenizer, tokenizer)["train"]
-    examples = encoder.encode([sample for sample, _ in pool])
+    samples = [sample for sample, _ in pool]
+    with_images = [sample.id for sample in samples if sample.images]
+    if with_images:
+        message = f"sample {with_images[0]!r} has images, which these texts cannot have; remove image_column"
+        raise DataPoolError(f"data pool {ptx.data.id!r} (alg.ptx.data): {message}")
+    examples = encoder.encode(samples)
     texts = []
     placeholders = set() if pictures is None else set(pictures.placeholder_ids)
     for row in examples.rows:

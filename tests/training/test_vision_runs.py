@@ -250,10 +250,10 @@ def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy
             assemble(parse_config(mapping))
 
 
-def test_a_supervised_run_refuses_a_vision_language_model(folder):
+def test_a_supervised_run_of_texts_refuses_a_vision_language_model(folder):
     blocks = supervised_blocks()
     blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(folder)
-    with raises_at("alg.model_name", mentions="vision-language"):
+    with raises_at("alg.model_type", mentions="write vision"):
         assemble_supervised(parse_config(blocks))
 
 
@@ -302,6 +302,12 @@ def test_texts_of_ptx_have_no_placeholder(mapping, tmp_path):
     data["split_ratios"] = [1, 0, 0]
     mapping["alg"]["ptx"] = {"data": {"id": "jsonl", "args": data}, "coeff": 1.0}
     with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*stands for an image"):
+        assemble(parse_config(mapping))
+
+
+def test_texts_of_ptx_have_no_images(mapping):
+    mapping["alg"]["ptx"] = {"data": {"id": "shapes", "args": {"n_train": 2}}, "coeff": 1.0}
+    with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*'train_0' has images"):
         assemble(parse_config(mapping))
 
 
