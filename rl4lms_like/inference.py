@@ -314,12 +314,14 @@ def trained_model(
     Raises:
         ConfigError: the config in the run's folder requests code to run that is not trusted.
         ModelError: the folder does not exist.
+        RL4LMsLikeError: it is a reward model.
     """
     saved = find_saved_model(Path(model))
     if saved is None:
         name = _model_name(model)
         return None, name, load_tokenizer(name)
     config = saved.config
+    _refuse_reward_model(config, model)
     refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
 
     # The tokenizer that was saved with the model, with the date of its run in the chat template.
@@ -395,19 +397,21 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
     model = _model_name(run_or_model) if saved is None else str(saved.folder)
     config = load_config(config_path, data=False) if config_path else run_config
 
-    # A reward model has a head for a score in place of one for tokens.
-    if isinstance(run_config, PreferenceConfig):
-        objective = OBJECTIVES.signature(run_config.alg.id)
-        if not getattr(objective, "has_language_model", True):
-            hint = "use it as `model_name` of the reward or the metric 'reward_model'"
-            raise RL4LMsLikeError(
-                f"{run_or_model} is a run of {run_config.alg.id!r}, whose model writes no text: {hint}"
-            )
-
+    _refuse_reward_model(run_config, run_or_model)
     if config is None:
         hint = "set --config_path to a file with data pool and metrics"
         raise RL4LMsLikeError(f"{run_or_model} is a model without the config of a run: {hint}")
     return with_embedded_models(config), model
+
+
+def _refuse_reward_model(config: AnyConfig | None, run_or_model: str | Path) -> None:
+    """Raise an `RL4LMsLikeError` for a run whose model has a head for a score in place of one for tokens."""
+    if not isinstance(config, PreferenceConfig):
+        return
+    objective = OBJECTIVES.signature(config.alg.id)
+    if not getattr(objective, "has_language_model", True):
+        hint = "use it as `model_name` of the reward or the metric 'reward_model'"
+        raise RL4LMsLikeError(f"{run_or_model} is a run of {config.alg.id!r}, whose model writes no text: {hint}")
 
 
 def _model_name(model: str | Path) -> str:

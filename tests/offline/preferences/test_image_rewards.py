@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
-from rl4lms_like.inference import evaluate_run
+from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.offline.pairs import encode_texts_with_pictures
 from rl4lms_like.policies.vision_reader import VisionReader
 from rl4lms_like.preview import preview
@@ -236,6 +236,8 @@ def test_other_templates_are_refused(folder, tmp_path):
         RewardModel(str(trained / "model"), template="pair")
     with pytest.raises(RL4LMsLikeError, match="writes no text"):
         evaluate_run(trained)
+    with pytest.raises(RL4LMsLikeError, match="writes no text"):
+        generate_texts(trained, ["a"])
 
 
 def test_a_model_of_texts_is_refused(tiny_gpt2_dir):

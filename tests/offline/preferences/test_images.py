@@ -21,6 +21,7 @@ from rl4lms_like.preview import preview
 from rl4lms_like.run import resume
 from rl4lms_like.sharing import merge_run
 from rl4lms_like.system.errors import CheckpointError, ConfigError, DataPoolError, RL4LMsLikeError
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.examples import ExampleEncoder
 from tests.config_errors import raises_at
 from tests.offline.preferences.preference_runs import lines, run
@@ -146,6 +147,25 @@ def test_micro_batches_change_no_number(id, folder, tmp_path):
         assert torch.allclose(weights, after[name], atol=1e-5), name
     losses = [[line["preference/loss"] for line in lines(one / "training_info.jsonl")] for one in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def rows_of_two_processes(objective, batch):
+    """The rows of a batch that each of two processes computes."""
+    parts = []
+    for rank in range(2):
+        objective.ranks = Ranks()
+        objective.ranks.rank, objective.ranks.size = rank, 2
+        parts.append(objective.own_rows(batch))
+    return parts
+
+
+@torch.no_grad()
+def test_rows_of_two_processes_have_their_own_images(folder):
+    made = assembled(blocks("simpo", folder))
+    batch = made.objective.collate(made.examples["train"].rows)
+    parts = rows_of_two_processes(made.objective, batch)
+    scores = torch.cat([made.objective.scores(part) for part in parts])
+    assert (scores - made.objective.scores(batch)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("train_vision", ["none", "all"])

@@ -26,7 +26,7 @@ from rl4lms_like.system.errors import ConfigError, DataPoolError
 from rl4lms_like.training.examples import NOT_LEARNED
 from tests.config_errors import raises_at
 from tests.offline.preferences.preference_runs import lines, run
-from tests.offline.preferences.test_images import encoder_of, pictures
+from tests.offline.preferences.test_images import encoder_of, pictures, rows_of_two_processes
 from tests.offline.supervised.test_resume import stopped
 from tests.policies.test_vision import EXACT, plain_log_probs
 from tests.robustness.killed_runs import files_of
@@ -164,6 +164,15 @@ def test_micro_batches_change_no_number(folder, tmp_path):
     assert all(torch.allclose(before[name], after[name], atol=1e-6) for name in before)
     losses = [[line["supervised/loss"] for line in lines(one / "training_info.jsonl")] for one in (whole, parts)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+@torch.no_grad()
+def test_rows_of_two_processes_have_their_own_images(folder):
+    made = assembled(blocks(folder))
+    batch = made.objective.collate(made.examples["train"].rows)
+    whole = made.objective.loss(made.model, batch, 10)
+    parts = [made.objective.loss(made.model, part, 10) for part in rows_of_two_processes(made.objective, batch)]
+    assert abs(sum(parts) - whole) < 1e-6
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
