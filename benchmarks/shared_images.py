@@ -42,10 +42,10 @@ from transformers import (
 from benchmarks.ppo_iteration import RESULTS, machine
 from rl4lms_like.core.episodes import EpisodeBatch, padded
 from rl4lms_like.core.observation import NO_LIMIT
+from rl4lms_like.core.picture_encoder import PictureEncoder, noise
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.processors import without_video_part
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.pictures import PictureEncoder, noise
-from rl4lms_like.policies.processors import without_video_part
 from rl4lms_like.policies.vision_parity import probe_episodes_with_pictures
 from rl4lms_like.policies.vision_parts import freeze_vision
 from rl4lms_like.policies.vision_reader import VisionReader

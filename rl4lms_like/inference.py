@@ -20,6 +20,7 @@ from rl4lms_like.config.run_config import AnyConfig, PreferenceConfig, RunConfig
 from rl4lms_like.config.settings import response_length
 from rl4lms_like.core.model_weights import require_folder
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.picture_encoder import OFFLINE, ON_POLICY
 from rl4lms_like.core.pictures import Picture, text_with_places
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.envs.scoring import EpisodeScorer
@@ -314,12 +315,14 @@ def trained_model(
     Raises:
         ConfigError: the config in the run's folder requests code to run that is not trusted.
         ModelError: the folder does not exist.
+        RL4LMsLikeError: it is a reward model.
     """
     saved = find_saved_model(Path(model))
     if saved is None:
         name = _model_name(model)
         return None, name, load_tokenizer(name)
     config = saved.config
+    _refuse_reward_model(config, model)
     refuse_unless_trusted(config.to_dict(), trust_remote_code, f"the config of {model}", ("tokenizer", "alg"))
 
     # The tokenizer that was saved with the model, with the date of its run in the chat template.
@@ -360,7 +363,7 @@ def decoding_arguments(
 
 def reads_pictures(config: AnyConfig | None) -> bool:
     """Return whether the model of a run reads prompts with pictures."""
-    return isinstance(config, RunConfig) and config.alg.policy.reads_pictures
+    return config is not None and config.reads_pictures
 
 
 def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
@@ -377,6 +380,7 @@ def policy_arguments(config: AnyConfig | None) -> dict[str, Any]:
         "dtype": "bfloat16" if config.alg.training_args.get("bf16") else "float32",
         "attn_implementation": config.alg.attn_implementation,
         "speedups": no_speedups(),  # those of rollouts and updates; the Trainer has its own
+        "max_pixels": config.alg.max_pixels,
     }
 
 
@@ -394,19 +398,21 @@ def _config_and_model(run_or_model: str | Path, config_path: str | Path | None) 
     model = _model_name(run_or_model) if saved is None else str(saved.folder)
     config = load_config(config_path, data=False) if config_path else run_config
 
-    # A reward model has a head for a score in place of one for tokens.
-    if isinstance(run_config, PreferenceConfig):
-        objective = OBJECTIVES.signature(run_config.alg.id)
-        if not getattr(objective, "has_language_model", True):
-            hint = "use it as `model_name` of the reward or the metric 'reward_model'"
-            raise RL4LMsLikeError(
-                f"{run_or_model} is a run of {run_config.alg.id!r}, whose model writes no text: {hint}"
-            )
-
+    _refuse_reward_model(run_config, run_or_model)
     if config is None:
         hint = "set --config_path to a file with data pool and metrics"
         raise RL4LMsLikeError(f"{run_or_model} is a model without the config of a run: {hint}")
     return with_embedded_models(config), model
+
+
+def _refuse_reward_model(config: AnyConfig | None, run_or_model: str | Path) -> None:
+    """Raise an `RL4LMsLikeError` for a run whose model has a head for a score in place of one for tokens."""
+    if not isinstance(config, PreferenceConfig):
+        return
+    objective = OBJECTIVES.signature(config.alg.id)
+    if not getattr(objective, "has_language_model", True):
+        hint = "use it as `model_name` of the reward or the metric 'reward_model'"
+        raise RL4LMsLikeError(f"{run_or_model} is a run of {config.alg.id!r}, whose model writes no text: {hint}")
 
 
 def _model_name(model: str | Path) -> str:
@@ -443,7 +449,8 @@ def responder_of(
     if config is not None and reads_pictures(config):
         auto_class = AutoModelForImageTextToText
         saved = saved_with_model(config.tokenizer, model_name)
-        pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"))
+        keys = ON_POLICY if isinstance(config, RunConfig) else OFFLINE
+        pictures = build_pictures(saved, model_config, max_pixels=policy_args.get("max_pixels"), keys=keys)
         if engine is not None and engine["id"] != OWN_ENGINE:
             message = f"{engine['id']} gets prompts without their images; use {OWN_ENGINE}"
             raise ConfigError([ConfigIssue("engine.id", message)], "the engine")

@@ -20,6 +20,7 @@ from rl4lms_like.config.rules import learning_rate_notice
 from rl4lms_like.config.run_config import AnyConfig, OfflineConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
@@ -31,7 +32,6 @@ from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
 from rl4lms_like.on_policy.assemble import build_sampler
 from rl4lms_like.on_policy.replay import plan_of, with_replay
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.audit import AuditedReward, audit_reward, n_calls
 from rl4lms_like.rewards.probes import Probes

@@ -325,8 +325,7 @@ def _train(
             changes = () if resumed is None else resumed.changes
             for message in [*messages, *(f"accepted change: {change}" for change in changes), *config.notices]:
                 tracker.log_info(str(message))
-            has_images = isinstance(config, RunConfig) and config.alg.policy.reads_pictures
-            tracker.log_environment(environment(get_device(config.device), has_images=has_images))
+            tracker.log_environment(environment(get_device(config.device), has_images=config.reads_pictures))
 
             # The report is most useful for a run that failed, so it is written in any case. Only a run that is complete
             # is marked as finished: another start of the same command resumes every other run.

@@ -86,8 +86,8 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
         ConfigError: `out` exists; or the config in the run's folder requests code to run that is not trusted.
         RL4LMsLikeError: it is not a run, the run has no model, its card is not UTF-8, or `out` cannot be written.
     """
+    from rl4lms_like.core.processors import load_processor, save_processor
     from rl4lms_like.policies.loading import save_language_model
-    from rl4lms_like.policies.processors import load_processor, save_processor
     from rl4lms_like.run import silence_libraries
     from rl4lms_like.system.disk import saving
     from rl4lms_like.system.import_paths import refuse_unless_trusted
@@ -129,23 +129,34 @@ def merge_run(run: str | Path, out: str | Path, *, trust_remote_code: bool = Fal
 
 def _load_whole(saved: SavedModel) -> tuple[Any, dict[str, float]]:
     """Load a saved model with its adapters merged; return it and the dropout rates of its checkpoint."""
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForImageTextToText, AutoModelForSequenceClassification
 
+    from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
     from rl4lms_like.offline.assemble_supervised import head_modules, load_head
     from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
+    from rl4lms_like.scoring.classifier import RECORDED
+    from rl4lms_like.scoring.vision_rewards import RECORD
 
     folder = str(saved.folder)
     if not saved.is_reward_model:
         trusts_code = saved.trusts_model_code
         model_config = load_model_config(folder, trust_remote_code=trusts_code)
-        return load_model(auto_class_of(model_config), folder, trust_remote_code=trusts_code)
+        auto_class = AutoModelForImageTextToText if saved.reads_pictures else auto_class_of(model_config)
+        return load_model(auto_class, folder, trust_remote_code=trusts_code)
 
     # A checkpoint with adapters has the output layer of a reward model in a file of its own.
     head = saved.folder / HEAD
     unused = head_modules if head.is_file() else None
-    model, dropout_rates = load_model(AutoModelForSequenceClassification, folder, unused=unused, n_labels=1)
+    auto_class = AutoVisionRewardModel if saved.reads_pictures else AutoModelForSequenceClassification
+    model, dropout_rates = load_model(auto_class, folder, unused=unused, n_labels=1)
     if head.is_file():
         load_head(model, head)
+
+    # A checkpoint with adapters has the config of their base.
+    alg: Any = saved.config.alg
+    setattr(model.config, RECORDED, alg.arguments.append_eos)
+    if saved.reads_pictures:
+        setattr(model.config, RECORD, {"max_pixels": alg.max_pixels})
     return model, dropout_rates
 
 

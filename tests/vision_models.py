@@ -18,12 +18,12 @@ import torch
 from gymnasium import spaces
 from transformers import AddedToken, AutoConfig, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.processors import load_processor, without_video_part
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.shapes import COLORS
-from rl4lms_like.policies.pictures import PictureEncoder
-from rl4lms_like.policies.processors import load_processor, without_video_part
 from rl4lms_like.policies.vision import VisionLMActorCriticPolicy
 from rl4lms_like.testing.models import SENTENCES, make_tokenizer
 

@@ -365,6 +365,11 @@ def vision_policies(
         yield ConfigIssue("env.vec_env", "images are not passed to the processes of subproc; use text")
     if distributed.strategy == "fsdp":
         yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
+    yield from _no_added_tokens(tokenizer)
+
+
+def _no_added_tokens(tokenizer: TokenizerConfig) -> Issues:
+    """Yield an error for tokens that would be added to a vision-language model."""
     if tokenizer.named_tokens:
         key = "add_tokens" if tokenizer.add_tokens else "chat_template"
         yield ConfigIssue(f"tokenizer.{key}", "no tokens are added to vision-language models; remove it")
@@ -508,6 +513,15 @@ def model_of_texts(alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
         yield from _short_length("alg.generation_kwargs", alg.generation_kwargs)
 
 
+def images_in_prompts(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
+    """Check that nothing is selected that a model of prompts with images does not support."""
+    if not alg.reads_pictures:
+        return
+    yield from _no_added_tokens(tokenizer)
+    if isinstance(alg, SupervisedAlgConfig) and alg.loss_on_prompt:
+        yield ConfigIssue("alg.loss_on_prompt", "prompts with images are read, not learned; remove it")
+
+
 def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
     """Find settings of two texts where a chat template separates them, or a reward model reads them as one."""
     if tokenizer.chat_template and alg.separator is not None:
@@ -565,7 +579,13 @@ ON_POLICY: tuple[Rule, ...] = (
     average_with_split_weights,
     held_out_metrics,
 )
-OFFLINE: tuple[Rule, ...] = (model_of_texts, prompts_and_responses, no_split_weights, metrics_of_texts)
+OFFLINE: tuple[Rule, ...] = (
+    model_of_texts,
+    images_in_prompts,
+    prompts_and_responses,
+    no_split_weights,
+    metrics_of_texts,
+)
 
 
 # --- notices --------------------------------------------------------------------------------------------------------

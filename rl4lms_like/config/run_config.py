@@ -39,6 +39,7 @@ from rl4lms_like.policies.arguments import (
     GenerationKwargs,
     Peft,
     PolicyArguments,
+    TrainVision,
     VisionPolicyArguments,
     shared_arguments,
 )
@@ -299,6 +300,12 @@ class _AnyRunConfig:
         alg: AlgorithmConfig | SupervisedAlgConfig | PreferenceAlgConfig = self.alg  # type: ignore[attr-defined]
         return alg.is_causal
 
+    @property
+    def reads_pictures(self) -> bool:
+        """True if the model reads prompts with pictures."""
+        alg: AlgorithmConfig | SupervisedAlgConfig | PreferenceAlgConfig = self.alg  # type: ignore[attr-defined]
+        return alg.reads_pictures
+
     def to_dict(self) -> dict[str, Any]:
         """Return the config as plain data, which parses to an equal config; its blocks come first."""
         data = dataclasses.asdict(self)
@@ -448,6 +455,11 @@ class AlgorithmConfig(ComponentConfig):
     def is_causal(self) -> bool:
         """True if the policy is for decoder-only models."""
         return is_causal(self.policy.id)
+
+    @property
+    def reads_pictures(self) -> bool:
+        """True if the policy is for vision-language models."""
+        return self.policy.reads_pictures
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -699,7 +711,8 @@ class _OfflineAlgConfig(Block):
     """Keys of `alg` that supervised runs and preference runs have in common.
 
     Args:
-        model_type: family of the model.
+        model_type: family of the model: decoder-only (`causal`), encoder-decoder (`seq2seq`), or a decoder-only model
+            that reads prompts with images (`vision`).
         model_name: model of this hub id or local folder.
         generation_kwargs: generation arguments of evaluations.
         training_args: arguments of transformers' `TrainingArguments`. `metric_for_best_model` is `loss` or a key of the
@@ -714,9 +727,14 @@ class _OfflineAlgConfig(Block):
         peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
             `{r: 8, lora_alpha: 16}`.
         merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise only the adapters.
+        train_vision: with `model_type: vision`: what is trained besides the language model: `none`, the `projector`
+            that turns features of images into embeddings, or `all`, which is the tower too. With `peft`, the same
+            layers get adapters.
+        max_pixels: with `model_type: vision`: images with more pixels (width times height) are made smaller before the
+            model's processor gets them; null is the processor's own limit.
     """
 
-    model_type: Literal["causal", "seq2seq"]
+    model_type: Literal["causal", "seq2seq", "vision"]
     model_name: str
     generation_kwargs: OfflineGenerationKwargs = field(default_factory=dict)
     training_args: Arguments = field(default_factory=dict)
@@ -726,14 +744,25 @@ class _OfflineAlgConfig(Block):
     early_stopping_threshold: NonNegative = 0.0
     peft: Peft | None = None
     merge_on_save: bool = False
+    train_vision: TrainVision = "none"
+    max_pixels: Count | None = None
 
     @property
     def is_causal(self) -> bool:
         """True if the model is decoder-only."""
-        return self.model_type == "causal"
+        return self.model_type != "seq2seq"
+
+    @property
+    def reads_pictures(self) -> bool:
+        """True if the model reads prompts with pictures."""
+        return self.model_type == "vision"
 
     def issues(self) -> Iterator[ConfigIssue]:
         yield from super().issues()
+        if not self.reads_pictures:
+            for key, default in (("train_vision", "none"), ("max_pixels", None)):
+                if getattr(self, key) != default:
+                    yield ConfigIssue(key, "has no effect without alg.model_type: vision; remove it")
         if not self.is_causal and self.separator is not None:
             text = "separator: a seq2seq model does not join prompt and reference to one text; remove it"
             yield ConfigIssue("", text)

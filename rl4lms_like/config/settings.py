@@ -24,6 +24,7 @@ from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout, refuse_images
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -37,7 +38,6 @@ from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_argume
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, is_loaded_by, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.routing import has_balancing_loss
 from rl4lms_like.policies.speedups import PATH as SPEEDUPS
 from rl4lms_like.policies.speedups import no_speedups

@@ -34,7 +34,7 @@ NO_LIMIT = 2**31
 
 
 class PromptEncoder(Protocol):
-    """Encoder of prompts with pictures (`policies.pictures.PictureEncoder`)."""
+    """Encoder of prompts with pictures (`core.picture_encoder.PictureEncoder`)."""
 
     def encode(self, sample: Sample, max_length: int) -> np.ndarray:
         """Return the ids `[length]` of a prompt with pictures; it is an error if there are more than `max_length`."""
@@ -149,8 +149,8 @@ def refuse_images(prompts: Sequence[str | Sample]) -> None:
         if isinstance(prompt, Sample) and prompt.images:
             raise DataPoolError(
                 f"the prompt of sample {prompt.id!r} has images, which the model of this run does not read: train a "
-                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy, or remove the images (of "
-                f"image_column, or in the messages)"
+                f"vision-language model with alg.policy.id: vision_lm_actor_critic_policy (on given texts, with "
+                f"alg.model_type: vision), or remove the images (of image_column, or in the messages)"
             )
 
 

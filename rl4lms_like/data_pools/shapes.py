@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 from annotated_types import Interval, MinLen
 
 from rl4lms_like.core.pictures import PLACE, Picture
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.splits import names_of
 from rl4lms_like.system.errors import import_extra, require_extra
@@ -50,6 +50,13 @@ POSITIONS = {"left": (1, 3), "right": (5, 3), "top": (3, 1), "bottom": (3, 5)}
 
 MOST_SHAPES = 4
 
+ANSWERS: Mapping[QuestionName, Sequence[str]] = {
+    "color": sorted(COLORS),
+    "count": [str(n) for n in range(1, MOST_SHAPES + 1)],
+    "position": sorted(POSITIONS),
+}
+"""All answers to a question."""
+
 _KINDS = ("circle", "square", "triangle")
 _CELLS = ((1, 1), (3, 1), (5, 1), (1, 3), (3, 3), (5, 3), (1, 5), (3, 5), (5, 5))
 """Centres of the nine cells of a picture, in sixths of its width and height. Each cell has at most one shape."""
@@ -76,6 +83,7 @@ class Shapes(TextGenPool):
         seed: int = 0,
         side: Annotated[int, Interval(ge=32, le=512)] = 56,
         constant: bool = False,
+        preferences: bool = False,
     ) -> Shapes:
         """Build the pool of a split.
 
@@ -88,11 +96,13 @@ class Shapes(TextGenPool):
             side: width and height of a picture, in pixels.
             constant: show the same empty picture with every question. A model that answers better than by chance
                 with it does not need the pictures.
+            preferences: each sample also has a wrong answer, drawn at random, that is not preferred.
         """
         names_of(split)
         rng = random.Random(f"{seed}-{split}-shapes")
+        rng_of_wrong = random.Random(f"{seed}-{split}-wrong")  # its own one: the pictures stay the same
         empty = Picture.of(Drawing(side, ()).image()) if constant else None
-        samples = []
+        samples: list[Sample] = []
         for index in range(n_train if split == "train" else n_eval):
             # Drawn until it is one of this split.
             question = rng.choice(questions)
@@ -101,15 +111,18 @@ class Shapes(TextGenPool):
                 drawing, answer = _drawn(rng, question, side)
 
             # The empty picture does not show the answer, which is that of the drawing.
-            samples.append(
-                Sample(
-                    f"{split}_{index}",
-                    f"{PLACE}{QUESTIONS[question]}",
-                    [answer],
-                    {"question": question},
-                    images=(empty or Picture.of(drawing.image()),),
-                )
-            )
+            fields: dict[str, Any] = {
+                "id": f"{split}_{index}",
+                "prompt_or_input_text": f"{PLACE}{QUESTIONS[question]}",
+                "references": [answer],
+                "meta_data": {"question": question},
+                "images": (empty or Picture.of(drawing.image()),),
+            }
+            if preferences:
+                wrong = rng_of_wrong.choice([other for other in ANSWERS[question] if other != answer])
+                samples.append(Preference(**fields, rejected=wrong))
+            else:
+                samples.append(Sample(**fields))
         return cls(samples)
 
 

@@ -333,8 +333,10 @@ def estimate_supervised_memory(
     known["speedups"] = no_speedups()  # those of a policy
     known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
     known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
-    causal = config.alg.model_type == "causal"
-    model = NetworkShapes(config.alg.model_name, PolicyArguments.known_in(known), causal=causal, has_dropout=True)
+    known["train_vision"] = config.alg.train_vision
+    causal = config.is_causal
+    arguments = (VisionPolicyArguments if config.reads_pictures else PolicyArguments).known_in(known)
+    model = NetworkShapes(config.alg.model_name, arguments, causal=causal, has_dropout=True)
     device, available = _device(config)
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.

@@ -22,8 +22,7 @@ from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.devices import Device
 from rl4lms_like.core.model_weights import cannot_load, place_of, require_folder
 from rl4lms_like.metrics.base import BaseMetric, MetricResults, ScoreMetric
-from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, model_inputs, n_positions
+from rl4lms_like.scoring.frozen import FrozenModel, batches_by_length, model_inputs, n_positions
 from rl4lms_like.scoring.score import Texts
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.system.numbers import Count

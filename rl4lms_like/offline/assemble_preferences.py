@@ -12,7 +12,11 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import get_device
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.algorithms.preference_arguments import RewardModelArguments
@@ -25,23 +29,37 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import (
     SupervisedRun,
     add_adapters,
+    autocast_dtype,
     check_best_metric,
+    check_images,
     check_independence,
     config_to_plan,
     head_modules,
+    image_lines,
+    language_model_class,
     load_encoder,
     prepare,
+    reward_model_class,
     schedule_of,
 )
-from rl4lms_like.offline.pairs import Pairs, encode_labels, encode_pairs, encode_texts, preferences_of
+from rl4lms_like.offline.checked_readers import checked_reader, checked_reward_reader
+from rl4lms_like.offline.pairs import (
+    Pairs,
+    encode_labels,
+    encode_pairs,
+    encode_texts,
+    encode_texts_with_pictures,
+    preferences_of,
+)
 from rl4lms_like.offline.preference_objectives import PreferenceObjective, ReferenceObjective, RewardModel
 from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
-from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
-from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
+from rl4lms_like.policies.loading import is_loaded_by, load_model, load_model_config
+from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader
 from rl4lms_like.scoring.classifier import RECORDED
+from rl4lms_like.scoring.vision_rewards import RECORD
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, ModelError
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.components import prompt_lengths
@@ -133,6 +151,9 @@ def encode(arguments: Any, encoder: ExampleEncoder, samples: Sequence[Sample], c
         encode_all = encode_labels if arguments.reads_labels else encode_pairs
         return encode_all(encoder, preferences, arguments.max_response_length)
 
+    if encoder.pictures is not None:
+        return encode_texts_with_pictures(encoder, preferences, append_eos=arguments.append_eos)
+
     # A causal reward model computes the common beginning of two texts once. The encoder of a seq2seq model cannot: it
     # reads each token together with those after it.
     return encode_texts(
@@ -154,33 +175,32 @@ def _load(
     # With `adapters`, only the adapters have dropout.
     options: Any = {"dropout": arguments.dropout is True, "attn_implementation": config.alg.attn_implementation}
     if arguments.has_language_model:
-        return load_model(auto_class_of(model_config), name, **options)
+        return load_model(language_model_class(config, model_config), name, **options)
 
     # The head is new, unless the model is a classifier already; its weights depend on the run's seed alone.
     with seeded(derived_seed(config.seed, "reward head"), torch.device("cpu")):
-        return load_model(AutoModelForSequenceClassification, name, unused=head_modules, n_labels=1, **options)
+        return load_model(reward_model_class(config), name, unused=head_modules, n_labels=1, **options)
 
 
 def _objective(
     config: PreferenceConfig, arguments: Any, model: PreTrainedModel, encoder: ExampleEncoder
 ) -> PreferenceObjective:
     training = make_training_arguments(config, "checkpoints")
-    dtype = None
-    if training.bf16:
-        dtype = torch.bfloat16
-    elif training.fp16:
-        dtype = torch.float16
-
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
-    reader = checked_reader(model, config.alg.model_name) if arguments.has_language_model else CausalReader(model)
+    if arguments.has_language_model:
+        reader = checked_reader(model, config.alg.model_name, encoder.pictures)
+    elif encoder.pictures is not None:
+        reader = checked_reward_reader(model, config.alg.model_name, encoder.pictures)
+    else:
+        reader = CausalReader(model)
     objective_class = OBJECTIVES.resolve(config.alg.id)
     objective: PreferenceObjective = objective_class(
         arguments,
         reader,
         pad_token_id=TextLayout(encoder.tokenizer, 1, 1).pad_token_id,
         eval_batch_size=training.per_device_eval_batch_size,
-        dtype=dtype,
+        dtype=autocast_dtype(config),
         needs_training_mode=bool(arguments.dropout) or recomputes,
     )
 
@@ -203,39 +223,22 @@ def _networks(config: PreferenceConfig, model_config: PretrainedConfig, argument
     return networks
 
 
-def checked_reader(model: PreTrainedModel, name: str) -> EpisodeReader:
-    """Return the reader of a language model, after the checks of a policy.
-
-    Raises:
-        ModelError: the model's interface is not supported, or its outputs are not finite.
-        ParityError: log-probs differ from those of generation.
-    """
-    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
-    vocab_size = int(model.config.get_text_config().vocab_size)
-    with first_episodes(model, name):
-        probe = probe_episodes(vocab_size, reader.prompt_side)
-        reader.probe_head(probe.to(model.device))
-        in_bfloat16 = "flash" in str(model.config._attn_implementation)  # kernels without float32 support
-        check_parity(reader, name, in_bfloat16=in_bfloat16)
-        reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
-    return reader
-
-
 def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel) -> EpisodeReader:
     # It scores the same token ids as the trained model, so both need one family and one vocabulary.
     reference_config = load_model_config(name)
-    if reference_config.is_encoder_decoder != model.config.is_encoder_decoder:
+    is_readable = not config.reads_pictures or is_loaded_by(reference_config, AutoModelForImageTextToText)
+    if reference_config.is_encoder_decoder != model.config.is_encoder_decoder or not is_readable:
         text = f"{name!r} is of another family than {config.alg.model_name!r}"
         raise ConfigError([ConfigIssue("alg.args.reference_model", text)])
     check_vocabulary(encoder.tokenizer, reference_config, config.tokenizer.model_name, name)
 
     reference, _ = load_model(
-        auto_class_of(reference_config),
+        language_model_class(config, reference_config),
         name,
         role="reference model",
         attn_implementation=config.alg.attn_implementation,
     )
-    return checked_reader(nn.Module.to(reference, model.device).eval(), name)
+    return checked_reader(nn.Module.to(reference, model.device).eval(), name, encoder.pictures)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
@@ -249,11 +252,30 @@ def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encod
     is_ambiguous = tokenizer.pad_token_id == tokenizer.eos_token_id
     model.config.get_text_config().pad_token_id = None if is_ambiguous else tokenizer.pad_token_id
 
+    if encoder.pictures is not None:
+        setattr(model.config, RECORD, {"max_pixels": config.alg.max_pixels})
+        objective.head = reward_layer(model)
+        return
+
     # Seq2seq classifiers are computed by their own forward.
     if not model.config.is_encoder_decoder:
         with first_episodes(model, config.alg.model_name):
             objective.head = reward_head(objective.reader)
             objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
+
+
+def reward_layer(model: PreTrainedModel) -> nn.Linear:
+    """Return the linear layer `score` of a classifier.
+
+    Raises:
+        ModelError: the classifier has no such layer.
+    """
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        # PEFT has replaced the layer, if `target_modules` matches it.
+        hint = "; add 'score' to exclude_modules" if hasattr(head, "get_base_layer") else ""
+        raise ModelError(f"{type(model).__name__} has no linear layer `score` for the reward{hint}")
+    return head
 
 
 @torch.no_grad()
@@ -265,11 +287,7 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
     """
     model: Any = reader.model
     class_name = type(model).__name__
-    head = getattr(model, "score", None)
-    if not isinstance(head, nn.Linear):
-        # PEFT has replaced the layer, if `target_modules` matches it.
-        hint = "; add 'score' to exclude_modules" if hasattr(head, "get_base_layer") else ""
-        raise ModelError(f"{class_name} has no linear layer `score` for the reward{hint}")
+    head = reward_layer(model)
 
     # One text without padding [1, n]. The model's own forward reads the last token without the id of padding, so none
     # may have it.
@@ -310,6 +328,7 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     check_end_token(arguments, encoder)
     samples = used(find(), config)
+    check_images(config, encoder, samples)
     check_best_metric(config, samples["val"])
 
     # Of large splits, only the first preferences are encoded; the counts that follow are extrapolated by `growth`.
@@ -333,10 +352,15 @@ def plan(config: PreferenceConfig, find: Callable[[], Mapping[str, Sequence[Samp
     batch_size, n_steps, n_epochs = schedule_of(config, round(len(train.rows) * growth["train"]))
     unit = "responses" if arguments.reads_labels else "pairs"
     prompts = prompt_lengths(
-        samples["train"], encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+        samples["train"],
+        encoder.tokenizer,
+        encoder.max_prompt_length,
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        pictures=encoder.pictures,
     )
     lines += [
         ("prompts", prompts),
+        *image_lines(samples["train"], encoder.pictures),
         ("optimizer steps", f"{n_steps:,} of {batch_size:,} {unit}, {n_epochs:g} epochs"),
     ]
 

@@ -15,7 +15,13 @@ import torch
 from safetensors.torch import load_file
 from stable_baselines3.common.utils import get_device, set_random_seed
 from torch import nn
-from transformers import AutoModelForSequenceClassification, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.callbacks.base import Callback
@@ -23,37 +29,51 @@ from rl4lms_like.config.added_tokens import with_created_models
 from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, SupervisedConfig
 from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
-from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.observation import TextLayout, refuse_images
+from rl4lms_like.core.picture_encoder import OFFLINE, PictureEncoder
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
+from rl4lms_like.offline.checked_readers import checked_vision_reader, reads_prompts_in_order
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH, float16_reason
 from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
+from rl4lms_like.offline.vision_objective import VisionCrossEntropy
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
 from rl4lms_like.policies.head_inputs import has_linear_head
 from rl4lms_like.policies.loading import (
     auto_class_of,
     check_model_weights,
+    is_loaded_by,
     load_model,
     load_model_config,
-    reads_images_only,
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.routing import BalancingLoss
 from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
+from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
+from rl4lms_like.policies.vision_reader import VisionTextGenerator
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 from rl4lms_like.system.freed_memory import keep_freed_memory
 from rl4lms_like.system.ranks import Ranks
-from rl4lms_like.training.components import Components, build_components, check_samples, prompt_lengths
+from rl4lms_like.training.components import (
+    N_COUNTED,
+    Components,
+    build_components,
+    check_samples,
+    image_sizes,
+    prompt_lengths,
+)
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder, Examples
 from rl4lms_like.training.inputs import (
     NO_LIMIT,
     build_datapools,
+    build_pictures,
     build_tokenizer,
     chat_template_of,
     end_tokens,
@@ -88,6 +108,7 @@ class SupervisedRun:
     head: tuple[str, ...] = ()  # modules of a reward model that are not part of adapters
     ranks: Ranks = field(default_factory=Ranks)  # processes that train together
     callbacks: list[Callback] = field(default_factory=list)  # of the user, in the order of the config
+    pictures: PictureEncoder | None = None  # encodes prompts with pictures; its processor is saved with the model
 
 
 def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) -> SupervisedRun:
@@ -116,7 +137,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
 
     # The model last: it takes longest, and everything that can be wrong with the rest is reported by now.
     model, _ = load_model(
-        auto_class_of(prepared.model_config),
+        language_model_class(config, prepared.model_config),
         config.alg.model_name,
         dropout=True,
         attn_implementation=config.alg.attn_implementation,
@@ -126,8 +147,13 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     nn.Module.to(model, get_device(config.device))
     set_n_threads(config, model)
 
-    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
+    objective: TrainingObjective
+    if encoder.pictures is not None:
+        objective = _vision_objective(config, model, encoder.pictures, examples, pad_token_id)
+        return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
+
+    start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     arguments = make_training_arguments(config, "checkpoints")
     objective = CrossEntropy(
         ExampleCollator(pad_token_id, start_token_id),
@@ -138,6 +164,44 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         balancing=BalancingLoss.of(model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
+
+
+def _vision_objective(
+    config: SupervisedConfig,
+    model: PreTrainedModel,
+    pictures: PictureEncoder,
+    examples: Mapping[str, Examples],
+    pad_token_id: int,
+) -> VisionCrossEntropy:
+    """Return the objective of a vision-language model, after the checks of a policy.
+
+    Raises:
+        ConfigError: messages of the assistant before the last one would be learned, and the model reads prompts in any
+            order.
+        ModelError: the model's interface is not supported, or its outputs are not finite.
+        ParityError: log-probs differ from those of generation.
+    """
+    reader = checked_vision_reader(model.eval(), config.alg.model_name, pictures)
+    learns_prompts = any(of_split.n_learned_in_prompts for of_split in examples.values())
+    if learns_prompts and not reads_prompts_in_order(reader):
+        text = f"{config.alg.model_name!r} sees all of a prompt at once, so it cannot learn messages within it"
+        message = f"{text}; give it conversations with one message of the assistant"
+        raise ConfigError([ConfigIssue("alg.model_name", message)])
+    return VisionCrossEntropy(
+        reader,
+        pad_token_id,
+        logits_budget=logits_budget(config, model),
+        dtype=autocast_dtype(config),
+        balancing=BalancingLoss.of(model),
+    )
+
+
+def autocast_dtype(config: OfflineConfig) -> torch.dtype | None:
+    """Return the data type of autocast for an objective that does not call the model's own forward; None for none."""
+    training = make_training_arguments(config, "checkpoints")
+    if training.bf16:
+        return torch.bfloat16
+    return torch.float16 if training.fp16 else None
 
 
 class Prepared(NamedTuple):
@@ -171,7 +235,7 @@ class Prepared(NamedTuple):
             model=model,
             objective=objective,
             metrics=self.components.metrics,
-            generator=make_generator(model, self.config) if generates else None,
+            generator=make_generator(model, self.config, self.encoder.pictures) if generates else None,
             max_prompt_length=self.encoder.max_prompt_length,
             eos_token_ids=self.eos_token_ids,
             post_processor=self.components.post_processor,
@@ -179,6 +243,7 @@ class Prepared(NamedTuple):
             head=tuple(head),
             ranks=ranks,
             callbacks=self.components.callbacks,
+            pictures=self.encoder.pictures,
         )
 
 
@@ -202,28 +267,44 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     model_config, eos_token_ids, encoder = load_encoder(config)
 
     # Before the data, which may take long: missing weights are known from the file headers.
-    check_model_weights(auto_class_of(model_config), config.alg.model_name, unused=unused)
+    check_model_weights(language_model_class(config, model_config), config.alg.model_name, unused=unused)
     pools = render_prompts(build_datapools(config.datapool), config.tokenizer, encoder.tokenizer)
     samples = {}
     for split, pool in pools.items():
         samples[split] = [sample for sample, _ in pool]
     check_samples(config, components, samples)
+    check_images(config, encoder, samples)
     check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
 
 
+def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:
+    """Return the transformers class that loads the language model of a run."""
+    if config.reads_pictures and is_loaded_by(model_config, AutoModelForImageTextToText):
+        return AutoModelForImageTextToText
+    return auto_class_of(model_config)
+
+
+def reward_model_class(config: OfflineConfig) -> Any:
+    """Return the class that loads the reward model of a run."""
+    return AutoVisionRewardModel if config.reads_pictures else AutoModelForSequenceClassification
+
+
 def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool) -> None:
-    """Add the adapters of `alg.peft` to a model, if the config has some.
+    """Freeze the parts of a model's vision that are not trained, and add the adapters of `alg.peft`, if there are some.
 
     Raises:
-        ModelError: `peft` does not fit the model.
+        ModelError: `peft` or `train_vision` does not fit the model.
     """
+    if config.reads_pictures:
+        freeze_vision(model, config.alg.train_vision)
     if config.alg.peft is None:
         return
     refuse_unknown_layers([model], config.alg.peft)
     # Their initial weights depend on the run's seed alone, not on how many random numbers were drawn before.
+    peft = within_scope(model, config.alg.peft, config.alg.train_vision) if config.reads_pictures else config.alg.peft
     with seeded(derived_seed(config.seed, "adapters"), model.device):
-        add_lora(model, config.alg.peft, dropout=dropout)
+        add_lora(model, peft, dropout=dropout)
     if not config.alg.merge_on_save:
         require_stackable(model)
 
@@ -236,14 +317,18 @@ def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | Non
     return int(budget_mb * 2**20 / 4)
 
 
-def make_generator(model: PreTrainedModel, config: OfflineConfig) -> TextGenerator:
-    """Create the generator of evaluations."""
-    return TextGenerator(
-        model,
-        generation_kwargs=config.alg.generation_kwargs,
-        prompt_truncation_side=config.tokenizer.truncation_side,
-        bfloat16=bool(config.alg.training_args.get("bf16")),
-    )
+def make_generator(
+    model: PreTrainedModel, config: OfflineConfig, pictures: PictureEncoder | None = None
+) -> TextGenerator:
+    """Create the generator of evaluations; `pictures` encodes the prompts of a vision-language model."""
+    options: dict[str, Any] = {
+        "generation_kwargs": config.alg.generation_kwargs,
+        "prompt_truncation_side": config.tokenizer.truncation_side,
+        "bfloat16": bool(config.alg.training_args.get("bf16")),
+    }
+    if pictures is not None:
+        return VisionTextGenerator(model, pictures, **options)
+    return TextGenerator(model, **options)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -290,6 +375,24 @@ def supervised_device_issues(device: str, *, here: bool = True) -> list[ConfigIs
         text = "a supervised run uses the first visible GPU: write cuda, and select the GPU with CUDA_VISIBLE_DEVICES"
         return [ConfigIssue("device", text)]
     return device_issues(device) if here else []
+
+
+def check_images(config: OfflineConfig, encoder: ExampleEncoder, samples: Mapping[str, Sequence[Sample]]) -> None:
+    """Encode the prompts with images, so that what is wrong with them is known before the model is loaded.
+
+    Raises:
+        DataPoolError: lists the prompts that are too long with their images; or the model reads texts only, and prompts
+            have images.
+    """
+    of_all_splits = [sample for members in samples.values() for sample in members]
+    if encoder.pictures is None:
+        refuse_images(of_all_splits)
+        return
+
+    # A reward model writes no text, for which a prompt would have to leave room.
+    is_reward_model = isinstance(config, PreferenceConfig) and not config.alg.writes_text
+    limit = encoder.max_length if is_reward_model else encoder.max_prompt_length
+    encoder.pictures.register(of_all_splits, limit)
 
 
 def check_texts(
@@ -346,25 +449,41 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
     """Load and compare the model's config and the tokenizer; also return the ids of tokens that end a response."""
     model_name = config.alg.model_name
     model_config = load_model_config(model_name)
-    if reads_images_only(model_config):
-        text = f"{model_name!r} is a vision-language model, which only runs of RL train (vision_lm_actor_critic_policy)"
-        raise ConfigError([ConfigIssue("alg.model_name", text)])
     family = "seq2seq" if model_config.is_encoder_decoder else "causal"
+    # Some families, such as Gemma 3, are trained as either: on texts alone, or on images too.
+    if language_model_class(config, model_config) is AutoModelForImageTextToText:
+        family = "vision"
     if family != config.alg.model_type:
         text = f"{model_name!r} is a {family} model: write {family}, or name another model"
         raise ConfigError([ConfigIssue("alg.model_type", text)])
 
-    tokenizer = build_tokenizer(config.tokenizer)
+    pictures = None
+    if config.reads_pictures:
+        pictures = build_pictures(
+            config.tokenizer,
+            model_config,
+            max_pixels=config.alg.max_pixels,
+            keys=OFFLINE,
+        )
+        tokenizer = pictures.processor.tokenizer
+    else:
+        tokenizer = build_tokenizer(config.tokenizer)
     check_vocabulary(tokenizer, model_config, config.tokenizer.model_name, model_name)
     template = chat_template_of(config.tokenizer, tokenizer)
     eos_token_ids = end_tokens(tokenizer, model_config, load_generation_config(model_name), template)
-    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids)
+    return model_config, eos_token_ids, example_encoder(config, tokenizer, model_config, eos_token_ids, pictures)
 
 
 def example_encoder(
-    config: OfflineConfig, tokenizer: PreTrainedTokenizerBase, model_config: PretrainedConfig, eos_token_ids: list[int]
+    config: OfflineConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model_config: PretrainedConfig,
+    eos_token_ids: list[int],
+    pictures: PictureEncoder | None = None,
 ) -> ExampleEncoder:
     """Create the encoder of examples, within the length limits of tokenizer and model.
+
+    `pictures` encodes prompts with pictures.
 
     Raises:
         ConfigError: the responses leave no room for a prompt.
@@ -384,6 +503,7 @@ def example_encoder(
         separator=config.alg.separator,
         loss_on_prompt=isinstance(config, SupervisedConfig) and config.alg.loss_on_prompt,
         block_length=config.alg.block_length if isinstance(config, SupervisedConfig) else None,
+        pictures=pictures,
     )
 
 
@@ -509,6 +629,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     model_config, _, encoder = load_encoder(config)
     samples_of_splits = find()
     check_best_metric(config, samples_of_splits["val"])
+    check_images(config, encoder, samples_of_splits)
     check_texts(config, encoder, model_config, samples_of_splits)
     samples = samples_of_splits["train"]
     n_references = sum(len(sample.references) for sample in samples)
@@ -525,13 +646,18 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
     generates = config.train_evaluation.generate
     check_independence(config, networks, encoder, {"train": encoded}, samples_of_splits, generates=generates)
     prompts = prompt_lengths(
-        samples, encoder.tokenizer, encoder.max_prompt_length, is_encoder_decoder=encoder.is_encoder_decoder
+        samples,
+        encoder.tokenizer,
+        encoder.max_prompt_length,
+        is_encoder_decoder=encoder.is_encoder_decoder,
+        pictures=encoder.pictures,
     )
     memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", what),
         ("prompts", prompts),
+        *image_lines(samples, encoder.pictures),
         ("learned tokens", f"about {n_tokens:,} per epoch"),
         ("batches", f"of {schedule.batch_size:,} examples"),
         ("optimizer steps", f"{schedule.n_steps:,} in {schedule.n_epochs:g} epochs"),
@@ -541,6 +667,14 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         lines.append(("first example", ""))
         lines += example_lines(encoder.tokenizer, encoded.rows[0], is_encoder_decoder=encoder.is_encoder_decoder)
     return lines
+
+
+def image_lines(samples: Sequence[Sample], pictures: PictureEncoder | None) -> list[tuple[str, str]]:
+    """Return the size of the images of samples as a line of name and value; none if there are no images."""
+    counted = samples[:N_COUNTED]
+    if pictures is None or not any(sample.images for sample in counted):
+        return []
+    return [("images", image_sizes(counted, pictures))]
 
 
 def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool) -> list[tuple[str, str]]:
@@ -576,12 +710,12 @@ def check_model(config: OfflineConfig) -> None:
         return
 
     # A reward model is a classifier, whose head may be missing: it is then a new one.
-    auto_class = auto_class_of(model_config)
+    auto_class = language_model_class(config, model_config)
     unused = None
     if isinstance(config, PreferenceConfig):
         objective_arguments: Any = OBJECTIVES.signature(config.alg.id)
         if not objective_arguments.has_language_model:
-            auto_class = AutoModelForSequenceClassification
+            auto_class = reward_model_class(config)
             unused = head_modules
     check_model_weights(auto_class, model_name, unused=unused)
 

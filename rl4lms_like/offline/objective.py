@@ -4,6 +4,8 @@
 CrossEntropy    references with labels   mean over the learned tokens of an optimizer step
 preferences     pairs of responses       mean over the pairs of an optimizer step
 
+References after prompts with pictures have an objective of their own (`offline.vision_objective`).
+
 The balancing loss of a mixture of experts (`policies.routing`) is added to both in training, not in evaluations.
 """
 
@@ -151,16 +153,50 @@ class TrainingObjective(ABC):
         """Restore the state returned by `state_dict`."""
 
 
+class TokenObjective(TrainingObjective):
+    """Base class of the objectives of supervised runs, means over learned tokens."""
+
+    name = "supervised"
+    _balancing_sum = 0.0  # of the optimizer steps since the last log
+    _n_steps = 0
+
+    def n_rows(self, batch: Batch) -> int:
+        return len(batch["labels"])
+
+    def n_tokens(self, batch: Batch) -> Tensor:
+        return n_learned(batch["labels"])
+
+    def end_step(self) -> None:
+        if self.balancing is not None:
+            self._balancing_sum += float(self.balancing.value)
+            self._n_steps += 1
+
+    def averages(self) -> dict[str, float]:
+        if not self._n_steps:
+            return {}
+        mean = self._balancing_sum / self._n_steps
+        self._balancing_sum = 0.0
+        self._n_steps = 0
+        return {f"{self.name}/{BALANCING_LOSS}": mean}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.balancing is None:
+            return {}
+        return {"balancing_sum": self._balancing_sum, "n_steps": self._n_steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._balancing_sum = state.get("balancing_sum", 0.0)
+        self._n_steps = state.get("n_steps", 0)
+
+
 @dataclass
-class CrossEntropy(TrainingObjective):
+class CrossEntropy(TokenObjective):
     """Cross-entropy of the learned tokens.
 
     The losses of some models, such as T5, are means over a micro-batch and ignore the number of items of the step, so
     the loss is computed here. The logits `[n, length, vocab]` of a micro-batch exist only if they fit into the budget.
     Otherwise those of the learned tokens are computed from their hidden states, in chunks of at most the budget.
     """
-
-    name = "supervised"
 
     collator: ExampleCollator
     is_encoder_decoder: bool  # True for seq2seq models, whose labels are not shifted
@@ -169,18 +205,8 @@ class CrossEntropy(TrainingObjective):
     logits_budget: int | None  # largest number of logits in memory; None: no limit
     balancing: BalancingLoss | None = None
 
-    def __post_init__(self) -> None:
-        self._balancing_sum = 0.0  # of the optimizer steps since the last log
-        self._n_steps = 0
-
     def collate(self, rows: Sequence[Any]) -> dict[str, Tensor]:
         return self.collator(rows)
-
-    def n_rows(self, batch: Batch) -> int:
-        return len(batch["labels"])
-
-    def n_tokens(self, batch: Batch) -> Tensor:
-        return n_learned(batch["labels"])
 
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         # Without labels, the model computes no loss of its own.
@@ -249,25 +275,3 @@ class CrossEntropy(TrainingObjective):
         is_real = batch["attention_mask"]  # [n, length]
         is_followed = torch.nn.functional.pad(is_real[:, 1:], (0, 1))
         return Routing.of_pass(output.router_logits, is_followed, experts_per_token(model))
-
-    def end_step(self) -> None:
-        if self.balancing is not None:
-            self._balancing_sum += float(self.balancing.value)
-            self._n_steps += 1
-
-    def averages(self) -> dict[str, float]:
-        if not self._n_steps:
-            return {}
-        mean = self._balancing_sum / self._n_steps
-        self._balancing_sum = 0.0
-        self._n_steps = 0
-        return {f"{self.name}/{BALANCING_LOSS}": mean}
-
-    def state_dict(self) -> dict[str, Any]:
-        if self.balancing is None:
-            return {}
-        return {"balancing_sum": self._balancing_sum, "n_steps": self._n_steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._balancing_sum = state.get("balancing_sum", 0.0)
-        self._n_steps = state.get("n_steps", 0)

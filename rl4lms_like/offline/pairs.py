@@ -29,10 +29,12 @@ class Row(TypedDict, total=False):
     """Two responses to one prompt.
 
     `rejected_prompt` is only present if the responses have no common beginning. `ref_log_prob` has the log-probs of
-    both responses under the reference model.
+    both responses under the reference model. `pictures` is the number of the prompt's pictures, 0 without; it is only
+    present if the model reads pictures.
     """
 
     prompt: list[int]
+    pictures: int
     rejected_prompt: list[int]
     responses: list[list[int]]
     is_desirable: bool
@@ -172,7 +174,10 @@ def encode_pairs(
             chosen, rejected = truncated
             pairs.n_identical_when_cut += chosen == rejected and sample.chosen != sample.rejected
             pairs.lengths.append((len(chosen), len(rejected)))
-        pairs.rows.append({"prompt": prompt, "responses": truncated, "margin": sample.margin})
+        row: Row = {"prompt": prompt, "responses": truncated, "margin": sample.margin}
+        if encoder.pictures is not None:
+            row["pictures"] = encoder.pictures.number(sample)
+        pairs.rows.append(row)
     return pairs
 
 
@@ -199,14 +204,17 @@ def encode_labels(
         if sample.rejected is not None:
             labels.append(False)
         for label, response in zip(labels, row["responses"], strict=True):
-            rows.append({"prompt": row["prompt"], "responses": [response], "is_desirable": label})
+            labelled: Row = {"prompt": row["prompt"], "responses": [response], "is_desirable": label}
+            if "pictures" in row:
+                labelled["pictures"] = row["pictures"]
+            rows.append(labelled)
     pairs.n_labels = len(rows)
     pairs.n_bad = sum(not row["is_desirable"] for row in rows)
 
     pairs.rows = []
     for row, index in zip(rows, _mismatched(rows), strict=True):
         other = rows[index]
-        pairs.n_same_mismatched += other["prompt"] == row["prompt"]
+        pairs.n_same_mismatched += _prompt_of(other) == _prompt_of(row)
         pairs.rows.append({**row, "responses": [*row["responses"], other["responses"][0]]})
     return pairs
 
@@ -224,11 +232,16 @@ def _mismatched(rows: Sequence[Row]) -> list[int]:
         for position in reversed(range(2 * n)):
             index = alike[position % n]
             next_index = alike[(position + 1) % n]
-            if rows[next_index]["prompt"] != rows[index]["prompt"]:
+            if _prompt_of(rows[next_index]) != _prompt_of(rows[index]):
                 following = next_index
             if following is not None:
                 mismatched[index] = following
     return mismatched
+
+
+def _prompt_of(row: Row) -> tuple[list[int], int]:
+    """Return what identifies a prompt: prompts with equal texts and different pictures are different."""
+    return row["prompt"], row.get("pictures", 0)
 
 
 def encode_texts(
@@ -264,6 +277,38 @@ def encode_texts(
             pairs.rows.append(_divided(texts, sample.margin))
         else:
             pairs.rows.append({"prompt": [], "responses": texts, "margin": sample.margin})
+    return pairs
+
+
+def encode_texts_with_pictures(
+    encoder: ExampleEncoder, preferences: Sequence[Preference], *, append_eos: bool
+) -> Pairs:
+    """Encode pairs for a reward model of prompts with pictures: the prompt, and what follows it in each text.
+
+    Raises:
+        ConfigError: see `encode_pairs`.
+        DataPoolError: see `encode_pairs`; or a text is longer than the model accepts.
+    """
+    assert encoder.pictures is not None
+    pairs = _counted(preferences)
+    end = [encoder.tokenizer.eos_token_id] if append_eos else []
+    for sample in preferences:
+        prompt: list[int] = []
+        rests = []
+        for text in _texts(sample):
+            prompt, rest = encoder.prompt_and_rest(sample, text)
+            rests.append(rest if rest[-1:] == end else [*rest, *end])
+        _require_tokens(sample, prompt, rests, False)
+
+        # Without pictures, texts that are too long are truncated.
+        n_before = sum(map(len, rests))
+        prompt, rests = encoder.fitted(sample, prompt, rests)
+        pairs.n_cut_responses += sum(map(len, rests)) < n_before
+
+        chosen, rejected = rests
+        pairs.lengths.append((len(prompt) + len(chosen), len(prompt) + len(rejected)))
+        number = encoder.pictures.number(sample)
+        pairs.rows.append({"prompt": prompt, "responses": rests, "margin": sample.margin, "pictures": number})
     return pairs
 
 
@@ -319,7 +364,8 @@ def _n_changed_at_boundary(
     texts: list[str] = []
     rows: list[list[int]] = []
     for index, sample in enumerate(preferences):
-        if sample.rendered_prompt is not None:
+        # A prompt with pictures is no text that the tokenizer alone can encode.
+        if sample.rendered_prompt is not None or sample.images:
             continue
         for text, ids in zip(_texts(sample), responses[index], strict=True):
             without_end = ids[:-1] if ids[-1:] == [encoder.end_token_id] else ids
@@ -345,4 +391,8 @@ def _require_tokens(
 
 def token_ids(rows: Sequence[Row]) -> list[Any]:
     """Return everything that the log-probs of rows depend on."""
-    return [[row["prompt"], row["responses"]] for row in rows]
+    values: list[Any] = []
+    for row in rows:
+        pictures = [row["pictures"]] if "pictures" in row else []
+        values.append([row["prompt"], row["responses"], *pictures])
+    return values

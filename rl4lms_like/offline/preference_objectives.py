@@ -61,7 +61,7 @@ REFERENCE_FILE = "reference_log_probs.safetensors"
 _DIGESTS = "digests"
 LABELS = "is_desirable"
 """Name of the labels of good and bad responses in a batch."""
-_FIELDS = ("prompt_ids", "prompt_mask", "prompt_rows", "response_ids", "response_mask")
+_FIELDS = ("prompt_ids", "prompt_mask", "prompt_rows", "response_ids", "response_mask", "pictures")
 TINY = 1e-9
 
 Terms = tuple[Tensor, dict[str, Tensor]]
@@ -148,9 +148,12 @@ class PreferenceObjective(TrainingObjective):
             "response_mask": response_mask,
             "margin": torch.tensor([row.get("margin", 0.0) for row in rows]),  # [n]
         }
-        # Labels are of `kto` only; the reference's log-probs are missing while they are computed.
+        # Labels are of `kto` only, numbers of pictures of vision-language models; the reference's log-probs are missing
+        # while they are computed.
         if LABELS in rows[0]:
             batch[LABELS] = torch.tensor([row["is_desirable"] for row in rows])  # [n]
+        if "pictures" in rows[0]:
+            batch["pictures"] = torch.tensor([row["pictures"] for row in rows] * 2)  # [2 n]
         if "ref_log_prob" in rows[0]:
             batch["ref_log_prob"] = torch.tensor([row["ref_log_prob"] for row in rows])  # [n, 2]
         return batch
@@ -170,7 +173,7 @@ class PreferenceObjective(TrainingObjective):
         """Return both responses of each row as episodes, or only the first or second ones."""
         n = self.n_rows(batch)
         rows = slice(None) if column is None else slice(column * n, (column + 1) * n)
-        fields = {name: batch[name][rows] for name in _FIELDS}
+        fields = {name: batch[name][rows] for name in _FIELDS if name in batch}
 
         # How a response ended has no effect on scores; the flag only has to be there.
         terminated = fields["response_mask"][:, 0]

@@ -81,6 +81,14 @@ SUPERVISED_ONLY = _by_key({
 })  # fmt: skip
 """Keys that objectives on preferences do not read -> the reason."""
 
+VISION_WITHOUT_EFFECT = _by_key({
+    "vision-language models are not compiled": "torch_compile torch_compile_backend torch_compile_mode",
+    "labels after prompts with images are not smoothed": "label_smoothing_factor",
+    "no cache is filled where log-probs of given texts are computed": "use_cache",
+    "the number of tokens is counted in any case, on the time axis of the logs": "include_num_input_tokens_seen",
+})  # fmt: skip
+"""Keys that supervised runs of vision-language models do not read -> the reason."""
+
 _NEEDS = {
     "liger_kernel_config": ("use_liger_kernel",),
     "activation_checkpointing_kwargs": ("activation_checkpointing", "gradient_checkpointing"),
@@ -150,6 +158,8 @@ def unused_keys(config: OfflineConfig) -> dict[str, str]:
     changed = dict(_changed(arguments))
     if isinstance(config, PreferenceConfig):
         unused |= {key: SUPERVISED_ONLY[key] for key in changed if key in SUPERVISED_ONLY}
+    elif config.reads_pictures:
+        unused |= {key: VISION_WITHOUT_EFFECT[key] for key in changed if key in VISION_WITHOUT_EFFECT}
     for key, needed in _NEEDS.items():
         if key in changed and not any(arguments.get(name) for name in needed):
             unused[key] = f"it has no effect without {needed[0]}"

@@ -26,6 +26,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from rl4lms_like.callbacks.base import RunContext
 from rl4lms_like.config.rules import SUPERVISED, unknown_metric
+from rl4lms_like.core.processors import save_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_supervised import SupervisedRun, learns_response_of_dialogues
@@ -295,7 +296,7 @@ class SupervisedTrainer:
     # --- files ------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, *, is_checkpoint: bool = False) -> Path:
-        """Save the language model and the tokenizer for `from_pretrained`.
+        """Save the language model and its tokenizer or processor, for `from_pretrained`.
 
         Args:
             folder: target folder.
@@ -314,6 +315,8 @@ class SupervisedTrainer:
                 merge=run.config.alg.merge_on_save and not is_checkpoint,
                 eos_token_ids=run.eos_token_ids,
             )
+            if run.pictures is not None:
+                save_processor(run.pictures.processor, folder, run.tokenizer, model_name=run.config.alg.model_name)
 
             # A final model with merged adapters has its head in the model's files.
             if run.head and is_checkpoint and has_lora(run.model):

@@ -38,6 +38,7 @@ from rl4lms_like.config.settings import (
 )
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.observation import TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import stop_strings_of
@@ -49,7 +50,6 @@ from rl4lms_like.envs.vec_env import TextVecEnv
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.parity import longest_independent_of_batch
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.rollouts.kl import make_kl_controller
 from rl4lms_like.rollouts.text_rollouts import with_text_rollouts
 from rl4lms_like.system.disk import saving
@@ -247,7 +247,12 @@ def build_ptx(
     )
 
     pool = render_prompts({"train": build_datapool(ptx.data, "train")}, config.tokenizer, tokenizer)["train"]
-    examples = encoder.encode([sample for sample, _ in pool])
+    samples = [sample for sample, _ in pool]
+    with_images = [sample.id for sample in samples if sample.images]
+    if with_images:
+        message = f"sample {with_images[0]!r} has images, which these texts cannot have; remove image_column"
+        raise DataPoolError(f"data pool {ptx.data.id!r} (alg.ptx.data): {message}")
+    examples = encoder.encode(samples)
     texts = []
     placeholders = set() if pictures is None else set(pictures.placeholder_ids)
     for row in examples.rows:

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrained
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.keys_elsewhere import refuse_names_of_elsewhere
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.products import linear
 from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
@@ -56,7 +57,6 @@ from rl4lms_like.policies.parity import (
     require_finite,
     require_independent_positions,
 )
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader

@@ -40,6 +40,7 @@ from transformers import (
 )
 
 from rl4lms_like.core.episodes import EpisodeBatch, real_ids, response_mask_until_end
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
@@ -48,7 +49,6 @@ from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
 from rl4lms_like.policies.generating_weights import MIN_STEPS, weights_to_generate
 from rl4lms_like.policies.merged_adapters import MergedAdapters
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
 

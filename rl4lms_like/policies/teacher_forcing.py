@@ -307,6 +307,30 @@ class CausalReader(EpisodeReader):
         logits = self._from_prompt_end(episodes, self._last_logits, drop_last=True)
         return episodes.flat(logits).float()
 
+    def states_of_all_tokens(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the hidden states of prompts and responses, except of the last column.
+
+        `[n, prompt_len + response_len - 1, d]`; each episode's prompt is computed separately.
+        """
+        return self._of_all_tokens(episodes, self._last_hidden)
+
+    def logits_of_all_tokens(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the model's own logits at the positions of `states_of_all_tokens`."""
+        return self._of_all_tokens(episodes, self._last_logits).float()
+
+    def _of_all_tokens(
+        self, episodes: EpisodeBatch, forward: Callable[[dict[str, Any], int, Tensor], Tensor]
+    ) -> Tensor:
+        inputs = self._inputs(episodes, drop_last=True)
+
+        # In the balancing loss of a mixture of experts, a token counts if another token of its episode follows.
+        is_real = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)
+        is_followed = is_real[:, :-1] & is_real[:, 1:]  # [n, prompt_len + response_len - 1]
+        outputs = forward({**inputs, "use_cache": False}, is_followed.shape[1], is_followed)
+        if self._routing_record is not None:
+            self._routing_record.end_pass()
+        return outputs
+
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
         """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
         return self._from_prompt_end(episodes, self._last_hidden, drop_last=drop_last)

@@ -18,12 +18,12 @@ from stable_baselines3.common.type_aliases import Schedule
 from transformers import AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerBase
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.picture_encoder import PictureEncoder
+from rl4lms_like.core.processors import save_processor
 from rl4lms_like.policies.arguments import VisionPolicyArguments
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.generation import TextGenerator
 from rl4lms_like.policies.parity import check_sharing
-from rl4lms_like.policies.pictures import PictureEncoder
-from rl4lms_like.policies.processors import save_processor
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.policies.vision_parity import check_vision_parity, probe_episodes_with_pictures, vision_sharing_gap
 from rl4lms_like.policies.vision_reader import VisionReader, VisionTextGenerator

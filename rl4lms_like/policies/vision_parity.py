@@ -22,12 +22,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rl4lms_like.core.episodes import EpisodeBatch, padded
+from rl4lms_like.core.picture_encoder import PictureEncoder, noise
 from rl4lms_like.core.pictures import PLACE, Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.token_scores import NEVER
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded
 from rl4lms_like.policies.parity import RESPONSE_LENGTH, check_parity, log_probs_of, shared_scoring_gap
-from rl4lms_like.policies.pictures import PictureEncoder, noise
 from rl4lms_like.policies.vision_reader import VisionReader, VisionTextGenerator
 
 SIZES = ((56, 56), (112, 84), (56, 84))

@@ -1,6 +1,6 @@
 """Scoring and generation of episodes whose prompts have pictures.
 
-Both read prompts with the arguments of `policies.picture_inputs`. Placeholders of pictures are no possible tokens of
+Both read prompts with the arguments of `core.picture_inputs`. Placeholders of pictures are no possible tokens of
 responses: a model that wrote one could not read its own text. The distribution that is scored excludes them as well.
 """
 
@@ -16,10 +16,10 @@ from transformers import LogitsProcessor, PreTrainedModel
 
 from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.picture_encoder import PictureEncoder
+from rl4lms_like.core.picture_inputs import continued_inputs, inputs_of_texts, prompt_inputs
 from rl4lms_like.core.token_scores import NEVER, Head
 from rl4lms_like.policies.generation import TextGenerator
-from rl4lms_like.policies.picture_inputs import continued_inputs, prompt_inputs
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.system.errors import ModelError
 
@@ -51,34 +51,28 @@ class VisionReader(CausalReader):
         logits = self.logits(episodes)
         return logits.index_fill(1, self._placeholders(logits.device), NEVER)
 
+    def scored_logits_of_all_tokens(self, episodes: EpisodeBatch) -> Tensor:
+        """Return `logits_of_all_tokens` of the distributions that are scored."""
+        logits = self.logits_of_all_tokens(episodes)
+        return logits.index_fill(-1, self._placeholders(logits.device), NEVER)
+
     def _placeholders(self, device: torch.device) -> Tensor:
         return to_device(torch.tensor(self.pictures.placeholder_ids), device)
 
-    def _prompts(self, episodes: EpisodeBatch, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the model's inputs for the prompts of some episodes `[k]`, by default of all."""
-        numbers = episodes.layout.pictures
-        if numbers is None:
-            numbers = torch.zeros(episodes.n_episodes, dtype=torch.int64)
-        ids, mask = episodes.prompt_ids, episodes.prompt_mask
-        if rows is not None:
-            ids, mask, numbers = ids[rows], mask[rows], numbers[rows.cpu()]
-        return prompt_inputs(self.model, self.pictures, ids, mask, numbers.tolist())
-
     def _inputs(self, episodes: EpisodeBatch, *, drop_last: bool) -> dict[str, Tensor]:
-        inputs = self._prompts(episodes)
         response_ids = episodes.response_ids[:, : -1 if drop_last else None]
-
-        # As in `CausalReader`, tokens after an episode's end are not masked: they cannot influence earlier positions.
-        responses = continued_inputs(self.model, inputs, response_ids.shape[1])
-        responses |= {"input_ids": response_ids, "attention_mask": torch.ones_like(response_ids)}
-        for name, matrix in responses.items():
-            inputs[name] = torch.cat([inputs[name], matrix], dim=-1)
+        numbers = _numbers_of(episodes).tolist()
+        inputs = inputs_of_texts(
+            self.model, self.pictures, episodes.prompt_ids, episodes.prompt_mask, response_ids, numbers
+        )
         return self._known(inputs)
 
     def _inputs_of_parts(
         self, episodes: EpisodeBatch, firsts: Tensor, rows: Tensor, *, drop_last: bool
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        prompts = self._prompts(episodes, firsts)
+        # Those of one episode of each prompt.
+        ids, mask, numbers = episodes.prompt_ids[firsts], episodes.prompt_mask[firsts], _numbers_of(episodes)
+        prompts = prompt_inputs(self.model, self.pictures, ids, mask, numbers[firsts.cpu()].tolist())
         response_ids = episodes.response_ids[:, : -1 if drop_last else None]
 
         # Positions have the prompts in their last dimension but one: [u, n_response], or [3, u, n_response].
@@ -100,6 +94,12 @@ class VisionReader(CausalReader):
             raise ModelError("a single step (`predict`) cannot see the images of a prompt; use `generate`")
         logits = super().next_token_logits(observation)
         return logits.index_fill(1, self._placeholders(logits.device), NEVER)
+
+
+def _numbers_of(episodes: EpisodeBatch) -> Tensor:
+    """Return the numbers of the pictures of prompts `[n]`, in main memory."""
+    numbers = episodes.layout.pictures
+    return torch.zeros(episodes.n_episodes, dtype=torch.int64) if numbers is None else numbers
 
 
 class ExcludedTokens(LogitsProcessor):

@@ -73,7 +73,10 @@ def add_defaults(
 
     put_default(blocks, "alg.id", algorithm)
     put_default(blocks, "alg.model_name", model)
-    put_default(blocks, "alg.model_type", "seq2seq" if is_seq2seq else "causal")
+    model_type = "seq2seq" if is_seq2seq else "causal"
+    if network is not None and _reads_images(network, blocks):
+        model_type = "vision"
+    put_default(blocks, "alg.model_type", model_type)
     # A reward model writes no text.
     signature: Any = OBJECTIVES.signature(algorithm) if kind == "preference" else None
     if signature is None or signature.has_language_model:

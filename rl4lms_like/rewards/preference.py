@@ -13,8 +13,7 @@ from typing import Any, Literal
 from rl4lms_like.core.devices import Device, Dtype
 from rl4lms_like.core.model_weights import load_complete, place_of
 from rl4lms_like.rewards.text import ScoreReward
-from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, model_inputs, require_finite
+from rl4lms_like.scoring.frozen import FrozenModel, batches_by_length, longest_input, model_inputs, require_finite
 from rl4lms_like.scoring.meteor import meteor
 from rl4lms_like.scoring.nltk_data import require_data
 from rl4lms_like.scoring.score import Texts

@@ -13,8 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from rl4lms_like.core.chat_template import ChatTemplate, set_template_date
-from rl4lms_like.scoring.classifier import batches_by_length
-from rl4lms_like.scoring.frozen import FrozenModel, Loaded, longest_input
+from rl4lms_like.scoring.frozen import FrozenModel, Loaded, batches_by_length, longest_input
 from rl4lms_like.system.errors import ModelError
 
 

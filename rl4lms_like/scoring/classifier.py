@@ -21,8 +21,16 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rl4lms_like.core.chat_template import RENDERING_S, dated_template, set_template_date
-from rl4lms_like.scoring.frozen import FrozenModel, ModelArguments, longest_input, model_inputs, require_finite
+from rl4lms_like.scoring.frozen import (
+    FrozenModel,
+    ModelArguments,
+    batches_by_length,
+    longest_input,
+    model_inputs,
+    require_finite,
+)
 from rl4lms_like.scoring.score import Score, Texts
+from rl4lms_like.scoring.vision_rewards import VisionRewardModel, reads_images
 from rl4lms_like.system.deadline import deadline
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.system.numbers import Count, Day, Finite, NonNegative, Whole
@@ -256,6 +264,15 @@ class RewardModelScore(ModelArguments, Score):
     template_date: Day | None = None
 
     def __post_init__(self) -> None:
+        self.classifier: Classifier | VisionRewardModel
+        if reads_images(self.model_name):
+            if self.template not in ("text", "chat"):
+                raise ValueError(f"template: {self.template} is for reward models of texts; use text or chat")
+            self.classifier = VisionRewardModel(
+                self.model_name, batch_size=self.batch_size, device=self.device, dtype=self.dtype
+            )
+            self.classifier.label_index(self.label)
+            return
         trust = self.trust_remote_code
         self.classifier = classifier_of(self, self.model_name, role="reward model", trust_remote_code=trust)
         self.classifier.check_label(self.label)
@@ -298,6 +315,9 @@ class RewardModelScore(ModelArguments, Score):
 
     def _logits(self, texts: Texts) -> torch.Tensor:
         append_eos = self.ends_with_eos
+        if isinstance(self.classifier, VisionRewardModel):
+            is_chat = self.template == "chat" and bool(self._chat_template)
+            return self.classifier.logits_of_texts(texts, is_chat=is_chat, append_eos=append_eos)
         if self.template == "pair":
             return self.classifier.logits(texts.prompts, texts.responses, append_eos=append_eos)
 
@@ -434,13 +454,6 @@ def _fill_empty_rows(rows: Mapping[str, list[list[int]]], tokenizer: Any) -> Non
         if not ids:
             for name, values in rows.items():
                 values[index] = [first_special_id] if name == "input_ids" else [0]
-
-
-def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:
-    """Yield batches of indices, longest rows first, so that a lack of memory shows in the first batch."""
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
 
 
 def _batches(rows: Sequence[list[int]], batch_size: int, config: Any) -> Iterator[list[int]]:

@@ -9,7 +9,7 @@ Two frozen models of one checkpoint, for example a reward's and a metric's, shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,6 +162,13 @@ def shared(key: Hashable, load: Callable[[], T]) -> T:
     if live is None:
         live = _ALIVE[key] = load()
     return live
+
+
+def batches_by_length(rows: Sequence[Sequence[Any]], batch_size: int) -> Iterator[list[int]]:
+    """Yield batches of indices, longest rows first, so that a lack of memory shows in the first batch."""
+    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
 
 
 def require_finite(answers: Any, what: str, model_name: str) -> None:

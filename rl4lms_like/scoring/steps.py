@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.scoring.classifier import batches_by_length, index_of_label
-from rl4lms_like.scoring.frozen import FrozenModel, longest_input, model_inputs, require_finite
+from rl4lms_like.scoring.classifier import index_of_label
+from rl4lms_like.scoring.frozen import FrozenModel, batches_by_length, longest_input, model_inputs, require_finite
 from rl4lms_like.system.errors import ModelError
 
 if TYPE_CHECKING:

@@ -24,13 +24,13 @@ from rl4lms_like.config.binding import POST_PROCESSING, ComponentConfig, build_c
 from rl4lms_like.config.run_config import AnyConfig, MetricConfig, RunConfig, SupervisedConfig
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.envs.dialogue_vec_env import token_reward_issues
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.metrics.base import BaseMetric, NamedMetric
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.post_processors import POST_PROCESSORS, try_post_processor
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rewards.python_function import column_issues

@@ -16,10 +16,11 @@ is the rendered conversation; its labels are those of the response, or of all me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from rl4lms_like.core.chat_template import ChatTemplate, chat_template_issue
 from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.episodes import padded
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError
 from rl4lms_like.system.wording import beginning
@@ -36,8 +38,21 @@ from rl4lms_like.system.wording import beginning
 NOT_LEARNED = -100
 """Label that transformers' losses ignore."""
 
-Example: TypeAlias = "dict[str, list[int]]"
-"""`input_ids` and `labels` without padding."""
+
+class _Tokens(TypedDict):
+    input_ids: list[int]
+    labels: list[int]
+
+
+class Example(_Tokens, total=False):
+    """Ids and labels without padding.
+
+    If the model reads pictures, also the number of the prompt's pictures, 0 without, and how many of the ids are those
+    of the prompt.
+    """
+
+    pictures: int
+    n_prompt: int
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,15 @@ class Examples:
     def n_learned(self) -> int:
         """Number of tokens with a label."""
         return sum(label != NOT_LEARNED for row in self.rows for label in row["labels"])
+
+    @property
+    def n_learned_in_prompts(self) -> int:
+        """Number of tokens with a label in prompts of a model that reads pictures."""
+        n = 0
+        for row in self.rows:
+            labels = row["labels"][: row.get("n_prompt", 0)]
+            n += sum(label != NOT_LEARNED for label in labels)
+        return n
 
     def longest(self, *, is_encoder_decoder: bool) -> int:
         """Return the number of tokens of the longest text that a model reads in one pass; 0 if there is none."""
@@ -85,6 +109,7 @@ class ExampleEncoder:
     separator: str | None = None  # between prompt and reference of a causal model; None: a space if there is none
     loss_on_prompt: bool = False  # a causal model also learns the tokens of the prompt
     block_length: int | None = None  # tokens of an example of a text without a prompt; None: `max_length`
+    pictures: PictureEncoder | None = None  # encodes prompts with pictures; None if the model reads texts only
 
     def encode(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples, one example for each of their references.
@@ -121,10 +146,9 @@ class ExampleEncoder:
             if self.is_encoder_decoder:
                 rows.append({"input_ids": prompt, "labels": response})
             else:
-                # One sequence. Its first token is predicted from nothing, so it is never learned.
                 prompt_labels = prompt if self.loss_on_prompt else [NOT_LEARNED] * len(prompt)
                 labels = [*prompt_labels, *response]
-                rows.append({"input_ids": [*prompt, *response], "labels": [NOT_LEARNED, *labels[1:]]})
+                rows.append(self._example(samples[i], [*prompt, *response], labels, n_prompt=len(prompt)))
             n_shorter += len(prompt) < len(prompts[i])
             n_cut += len(response) < len(reference)
         return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
@@ -138,7 +162,7 @@ class ExampleEncoder:
 
         Raises:
             ConfigError: see `encode`.
-            DataPoolError: see `encode`.
+            DataPoolError: see `encode`; or a response has a token that stands for a picture.
         """
         if self.is_encoder_decoder or not any(sample.rendered_prompt is not None for sample, _ in pairs):
             return self._references(pairs)
@@ -157,6 +181,22 @@ class ExampleEncoder:
             rows.append(ids[n_prompt:][: len(response_labels)])
         return rows
 
+    def prompt_and_rest(self, sample: Sample, response: str) -> tuple[list[int], list[int]]:
+        """Return the ids of a prompt, not truncated, and those after it in the text of prompt and response.
+
+        No end token is added. Of a conversation, the text has all that the chat template writes. Errors as in
+        `responses`.
+        """
+        if sample.rendered_prompt is not None:
+            ids, _, n_prompt = self._conversation(sample, response, last_only=True)
+            return ids[:n_prompt], ids[n_prompt:]
+        (prompt,) = self.prompts([sample], NO_LIMIT)
+        prompt_text = self._prompt_text(sample)
+        text = self._separated(sample.prompt_or_input_text, response)
+        rest = self.continuations.ids_or_alone(prompt_text, text)
+        self._refuse_placeholders(sample, rest)
+        return prompt, rest
+
     def joined(self, prompt: str, response: str) -> str:
         """Return the prompt and the response of a causal model as one text."""
         return prompt + self._separated(prompt, response)
@@ -172,7 +212,11 @@ class ExampleEncoder:
             if is_set:
                 raise ConfigError([ConfigIssue(f"alg.{key}", "has no effect: the data have no prompts; remove it")])
 
-        texts = [text for sample in samples for text in sample.references]
+        texts = []
+        samples_of_texts = []
+        for sample in samples:
+            texts += sample.references
+            samples_of_texts += [sample] * len(sample.references)
         length = min(self.block_length or self.max_length, self.max_length)
         end = [] if self.end_token_id is None else [self.end_token_id]
 
@@ -180,13 +224,23 @@ class ExampleEncoder:
         # this token is learned. A block of one token would teach nothing.
         rows: list[Example] = []
         n_empty = 0
-        for ids in self.continuations.whole_ids(texts):
+        for sample, ids in zip(samples_of_texts, self.continuations.whole_ids(texts), strict=True):
+            self._refuse_placeholders(sample, ids)
             tokens = [*ids, *end]
             n_empty += len(tokens) < 2
             for start in range(0, len(tokens) - 1, length - 1):
                 block = tokens[start : start + length]
-                rows.append({"input_ids": block, "labels": [NOT_LEARNED, *block[1:]]})
+                rows.append(self._example(None, block, block, n_prompt=1))
         return Examples(rows, _n_without_reference(samples), n_texts=len(texts), n_empty_texts=n_empty)
+
+    def _example(self, sample: Sample | None, ids: list[int], labels: list[int], *, n_prompt: int) -> Example:
+        """Return an example of a causal model; `sample` is None for a text without a prompt."""
+        # The first token is predicted from nothing, so it is never learned.
+        example: Example = {"input_ids": ids, "labels": [NOT_LEARNED, *labels[1:]]}
+        if self.pictures is not None:
+            example["pictures"] = 0 if sample is None else self.pictures.number(sample)
+            example["n_prompt"] = n_prompt
+        return example
 
     def _conversations(self, samples: Sequence[Sample]) -> Examples:
         """Encode samples with rendered prompts, one example for each of their references."""
@@ -207,6 +261,7 @@ class ExampleEncoder:
 
                 # As `fitted`: the response has priority, but at least one token of the prompt is left before it.
                 n_response = min(len(ids) - n_prompt, self.max_length - 1)
+                self._require_room(sample, n_prompt, n_response)
                 n_allowed = min(n_prompt, self.max_prompt_length)
                 n_fitting = min(n_allowed, self.max_length - n_response)
                 start = n_prompt - n_fitting if self.tokenizer.truncation_side == "left" else 0
@@ -214,7 +269,7 @@ class ExampleEncoder:
 
                 row_ids = [ids[i] for i in positions]
                 row_labels = [labels[i] for i in positions]
-                rows.append({"input_ids": row_ids, "labels": [NOT_LEARNED, *row_labels[1:]]})
+                rows.append(self._example(sample, row_ids, row_labels, n_prompt=n_fitting))
                 n_shorter += n_fitting < n_allowed
                 n_cut += n_response < len(ids) - n_prompt
         return Examples(rows, _n_without_reference(samples), n_shorter, n_cut)
@@ -229,8 +284,11 @@ class ExampleEncoder:
         )
 
         # Generation starts from the prompt alone. If a template rendered it in another way with a response, the model
-        # would learn to continue texts that it never sees.
-        (prompt_ids,) = self.prompts([sample], NO_LIMIT)
+        # would learn to continue texts that it never sees. A template writes one mark for each picture.
+        if sample.images:
+            prompt_ids = list(self.tokenizer(sample.rendered_prompt, add_special_tokens=False)["input_ids"])
+        else:
+            (prompt_ids,) = self.prompts([sample], NO_LIMIT)
         if ids[: len(prompt_ids)] != prompt_ids:
             text = f"of {self.tokenizer.name_or_path!r} renders the prompt of sample {sample.id!r} differently"
             raise chat_template_issue(f"the chat template {text} if a response follows")
@@ -240,7 +298,51 @@ class ExampleEncoder:
             for i, is_of_assistant in enumerate(is_written):
                 if not is_of_assistant:
                     labels[i] = NOT_LEARNED
+        self._refuse_placeholders(sample, ids[len(prompt_ids) :])
+        if sample.images:
+            return self._with_placeholders(sample, ids, labels, len(prompt_ids))
         return ids, labels, len(prompt_ids)
+
+    def _with_placeholders(
+        self, sample: Sample, ids: list[int], labels: list[int], n_prompt: int
+    ) -> tuple[list[int], list[int], int]:
+        """Return ids and labels of a conversation with the placeholders of pictures in its prompt.
+
+        Args:
+            sample: has pictures.
+            ids: those of the rendered conversation, with one mark for each picture.
+            labels: their labels.
+            n_prompt: number of the prompt's tokens among them.
+
+        Raises:
+            DataPoolError: a learned token of the prompt is not among those that the processor makes of it.
+        """
+        (prompt_ids,) = self.prompts([sample], NO_LIMIT)
+        prompt_labels = [NOT_LEARNED] * len(prompt_ids)
+        if any(label != NOT_LEARNED for label in labels[:n_prompt]):
+            # The processor only replaces marks and what is next to them.
+            is_found = [label == NOT_LEARNED for label in labels[:n_prompt]]
+            matcher = SequenceMatcher(None, ids[:n_prompt], prompt_ids, autojunk=False)
+            for start, start_in_prompt, size in matcher.get_matching_blocks():
+                prompt_labels[start_in_prompt : start_in_prompt + size] = labels[start : start + size]
+                is_found[start : start + size] = [True] * size
+            if not all(is_found):
+                raise DataPoolError(
+                    f"sample {sample.id!r}: the tokens of an earlier message of the assistant are not found in the "
+                    f"prompt with images; put a text between the message and an image"
+                )
+        return [*prompt_ids, *ids[n_prompt:]], [*prompt_labels, *labels[n_prompt:]], len(prompt_ids)
+
+    def _refuse_placeholders(self, sample: Sample, response_ids: Iterable[int]) -> None:
+        """Raise a `DataPoolError` if a response has a token that stands for a picture: it could never be written."""
+        if self.pictures is None:
+            return
+        placeholders = set(self.pictures.placeholder_ids).intersection(response_ids)
+        if placeholders:
+            token = self.tokenizer.convert_ids_to_tokens(min(placeholders))
+            raise DataPoolError(
+                f"a response of sample {sample.id!r} has the text {token!r}, which stands for an image; remove it"
+            )
 
     @cached_property
     def template(self) -> ChatTemplate:
@@ -256,6 +358,7 @@ class ExampleEncoder:
             1,
             prompt_truncation_side=side,
             is_encoder_decoder=self.is_encoder_decoder,
+            pictures=self.pictures,
         )
 
     @property
@@ -270,12 +373,13 @@ class ExampleEncoder:
         end = [] if self.end_token_id is None else [self.end_token_id]
 
         if not self.is_encoder_decoder:
-            prompts = [sample.prompt_or_input_text for sample, _ in pairs]
+            prompts = [self._prompt_text(sample) for sample, _ in pairs]
             texts = [self._separated(sample.prompt_or_input_text, reference) for sample, reference in pairs]
             rows = []
             for (sample, _), text, ids in zip(pairs, texts, self.continuations.ids(prompts, texts), strict=True):
                 if ids is None:
                     raise DataPoolError(_without_continuation(sample, text, self.separator))
+                self._refuse_placeholders(sample, ids)
                 rows.append(ids if end and ids[-1:] == end else [*ids, *end])
             return rows
 
@@ -287,6 +391,12 @@ class ExampleEncoder:
             has_end = bool(set(end) & set(ids[-2:]))
             references.append(list(ids) if has_end else [*ids, *end])
         return references
+
+    def _prompt_text(self, sample: Sample) -> str:
+        """Return the text before a response, with the tokens of a vision model at the place of each picture."""
+        if self.pictures is not None and sample.images:
+            return self.pictures.text(sample)
+        return sample.prompt_or_input_text
 
     def _separated(self, prompt: str, reference: str) -> str:
         """Return the reference after its separator."""
@@ -309,6 +419,9 @@ class ExampleEncoder:
             prompt: ids of the prompt, of at most `max_prompt_length` tokens.
             responses: ids of one or more responses, which get the same prompt.
             max_response_length: limit of a response in tokens, in addition to that of the model.
+
+        Raises:
+            DataPoolError: the prompt has pictures, so that it is not truncated, and leaves no room for a response.
         """
         if self.is_encoder_decoder:
             limit = min(max_response_length or self.max_length, self.max_length)
@@ -325,8 +438,18 @@ class ExampleEncoder:
         # compared. It is encoded again instead of sliced, so that its special tokens stay.
         room = self.max_length - max(map(len, truncated))
         if len(prompt) > room:
+            self._require_room(sample, len(prompt), max(map(len, truncated)))
             (prompt,) = self.prompts([sample], room)
         return prompt, truncated
+
+    def _require_room(self, sample: Sample, n_prompt: int, n_response: int) -> None:
+        """Raise a `DataPoolError` if a prompt would have to be truncated for its response, and has pictures."""
+        if self.pictures is not None and sample.images and n_prompt + n_response > self.max_length:
+            raise DataPoolError(
+                f"the prompt of sample {sample.id!r} has {n_prompt} tokens with its images, and its response "
+                f"{n_response}: the model takes {self.max_length} together, and prompts with images are not truncated; "
+                f"shorten the response, or let {self.pictures.keys.max_pixels} make the images smaller"
+            )
 
 
 def _without_continuation(sample: Sample, text: str, separator: str | None) -> str:

@@ -23,6 +23,8 @@ from rl4lms_like.core.chat_template import (
     template_text,
 )
 from rl4lms_like.core.continuation import keep_special_tokens, kept_ids, stripped_tokens
+from rl4lms_like.core.picture_encoder import ON_POLICY, LimitKeys, PictureEncoder
+from rl4lms_like.core.processors import load_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs import ENVIRONMENTS
@@ -30,8 +32,6 @@ from rl4lms_like.envs.dialogues import DialogueSettings
 from rl4lms_like.policies import loading
 from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.loading import load_tokenizer, set_pad_token
-from rl4lms_like.policies.pictures import PictureEncoder
-from rl4lms_like.policies.processors import load_processor
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, Notice, RL4LMsLikeError
 from rl4lms_like.system.functions import short_name
 from rl4lms_like.system.schema import join
@@ -94,6 +94,7 @@ def build_pictures(
     model_config: PretrainedConfig,
     *,
     max_pixels: int | None = None,
+    keys: LimitKeys = ON_POLICY,
     local_files_only: bool = False,
 ) -> PictureEncoder:
     """Return the encoder of prompts with pictures; its processor has the tokenizer of a config's `tokenizer` block.
@@ -102,6 +103,7 @@ def build_pictures(
         config: the block.
         model_config: config of the vision-language model.
         max_pixels: see `PictureEncoder`.
+        keys: see `PictureEncoder`.
         local_files_only: do not query the hub.
 
     Raises:
@@ -121,7 +123,7 @@ def build_pictures(
     if getattr(tokenizer, "chat_template", None) is None and isinstance(processor.chat_template, str):
         tokenizer.chat_template = processor.chat_template
     _apply(config, tokenizer)
-    return PictureEncoder(processor, model_config, max_pixels=max_pixels)
+    return PictureEncoder(processor, model_config, max_pixels=max_pixels, keys=keys)
 
 
 def _apply(config: TokenizerConfig, tokenizer: PreTrainedTokenizerBase) -> None:

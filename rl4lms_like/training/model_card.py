@@ -259,6 +259,8 @@ def _usage(saved: SavedModel) -> str:
     auto_class = "AutoModelForSeq2SeqLM" if _is_seq2seq(saved) else "AutoModelForCausalLM"
     if saved.is_reward_model:
         auto_class = "AutoModelForSequenceClassification"
+    if saved.reads_pictures and saved.is_reward_model:
+        return _usage_of_image_rewards()
     if saved.reads_pictures:
         return _usage_with_image(saved)
     lines = [f"from transformers import {auto_class}, AutoTokenizer"]
@@ -301,9 +303,20 @@ def _usage(saved: SavedModel) -> str:
     return "\n".join([*lines, f"print(tokenizer.decode(output[0]{start}, skip_special_tokens=True))"])
 
 
+def _usage_of_image_rewards() -> str:
+    """Return Python code that computes a reward; transformers has no class for these models."""
+    lines = ["from huggingface_hub import snapshot_download", "from rl4lms_like import Picture, Sample"]
+    lines += ["from rl4lms_like.core.generated import Generated", "from rl4lms_like.rewards.learned import RewardModel"]
+    lines += ["from rl4lms_like.scoring.score import Texts", ""]
+    lines += [f"reward = RewardModel(snapshot_download({json.dumps(REPOSITORY)}))"]
+    lines += ['sample = Sample("0", "<image>your prompt", images=(Picture.of("photo.png"),))']
+    lines += ['print(reward.per_text(Texts.of([Generated(sample, "a response")])))']
+    return "\n".join(lines)
+
+
 def _usage_with_image(saved: SavedModel) -> str:
     """Return Python code that loads a vision-language model and generates."""
-    from rl4lms_like.policies.pictures import place_in_text
+    from rl4lms_like.core.picture_encoder import place_in_text
 
     name = json.dumps(REPOSITORY)
     lines = ["from PIL import Image", "from transformers import AutoModelForImageTextToText, AutoProcessor", ""]
@@ -326,8 +339,8 @@ def _usage_with_image(saved: SavedModel) -> str:
 
 def _processor_and_config(saved: SavedModel) -> tuple[Any, PretrainedConfig]:
     """Return the processor of a vision-language model, which was saved with it, and the config of the model."""
+    from rl4lms_like.core.processors import load_processor
     from rl4lms_like.policies.arguments import VisionPolicyArguments
-    from rl4lms_like.policies.processors import load_processor
     from rl4lms_like.training.inputs import load_model_config
 
     # A folder with an adapter has no config of the model.

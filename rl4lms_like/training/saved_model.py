@@ -51,7 +51,7 @@ class SavedModel:
     @property
     def reads_pictures(self) -> bool:
         """True for a vision-language model that was trained on prompts with pictures."""
-        return isinstance(self.config, RunConfig) and self.config.alg.policy.reads_pictures
+        return self.config.reads_pictures
 
     @property
     def trusts_model_code(self) -> bool:

@@ -187,6 +187,7 @@ ROWS: dict[str, dict[str, Acts | Silent]] = {
         "seed": Acts(4, samples),
         "side": Acts(32, samples),
         "constant": Acts(True, samples),
+        "preferences": Acts(True, samples),
     },
     "gsm8k": {
         **_ANY_FILE,

@@ -673,6 +673,13 @@ ALGORITHMS: dict[str, tuple[type, dict[str, Row | Silent]]] = {
 
 _EVERY_STEP = {"alg.training_args.eval_strategy": "steps", "alg.training_args.eval_steps": 1}
 
+_VISION = {
+    "alg.model_type": "vision",
+    "alg.model_name": f"{FOLDERS}/qwen2_vl",
+    "tokenizer.model_name": f"{FOLDERS}/qwen2_vl",
+    "datapool": {"id": "shapes", "args": {"n_train": 4, "n_eval": 2}},
+}
+
 SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.examples),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -693,6 +700,12 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.model_type": Row(
         "seq2seq", lambda made: made.run.generator.is_encoder_decoder, also={"alg.model_name": f"{FOLDERS}/t5"}
     ),
+    "alg.train_vision": Row(
+        "all",
+        lambda made: sorted(name for name, weight in made.run.model.named_parameters() if weight.requires_grad),
+        _VISION,
+    ),
+    "alg.max_pixels": Row(1000, see.examples, _VISION),
     "alg.model_name": Row(f"{FOLDERS}/gpt2_other", see.written, {"alg.generation_kwargs": {"max_new_tokens": 6}}),
     "alg.generation_kwargs": Row({"max_new_tokens": 1}, see.written),
     "alg.training_args": Row({"max_steps": 1, "save_strategy": "no"}, see.tuned),

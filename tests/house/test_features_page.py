@@ -66,7 +66,24 @@ CHANGES = {
 
 
 TRAINING = "alg.training_args"
+VISION = {"alg.model_type": "vision", "alg.model_name": "vlm"}
 OFFLINE_CHANGES = {
+    "`model_type: vision`": VISION,
+    "`model_type: vision` with `train_vision`, `max_pixels`, `peft`": {
+        **VISION,
+        "alg.train_vision": "projector",
+        "alg.max_pixels": 10_000,
+        "alg.peft": {"r": 8},
+        "alg.merge_on_save": True,
+    },
+    "`model_type: vision` with `training_args.gradient_checkpointing`": {
+        **VISION,
+        f"{TRAINING}.gradient_checkpointing": True,
+    },
+    "`model_type: vision` with `training_args.label_smoothing_factor`": {
+        **VISION,
+        f"{TRAINING}.label_smoothing_factor": 0.1,
+    },
     "`attn_implementation: sdpa`": {"alg.attn_implementation": "sdpa"},
     "`attn_implementation: flash_attention_2` with `bf16`": {
         "alg.attn_implementation": "flash_attention_2",

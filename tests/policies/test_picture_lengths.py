@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rl4lms_like.core.observation import NO_LIMIT
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.policies import pictures
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.system.errors import DataPoolError
 from tests.vision_models import FAMILIES, make_vision_model, png
 

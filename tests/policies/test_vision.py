@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from rl4lms_like.core.episodes import EpisodeBatch, padded
+from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.policies import generation, vision_parity, vision_reader
-from rl4lms_like.policies.pictures import PictureEncoder
 from rl4lms_like.policies.vision_reader import VisionReader
 from rl4lms_like.system.errors import ModelError, ParityError
 from tests.vision_models import (

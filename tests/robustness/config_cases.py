@@ -278,7 +278,9 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.policy.args.mask_ema": [0.5, 1],
     "alg.generation_kwargs.num_beams": [2, 0],
     "alg.generation_kwargs.post_processing_fn": [{"id": "three_sentence_summary"}, {"id": "nothing"}],
-    "alg.model_type": ["causal", "seq2seq"],
+    "alg.model_type": ["causal", "seq2seq", "vision"],
+    "alg.train_vision": ["all", "none", "tower"],
+    "alg.max_pixels": [None, 1000, 0],
     "alg.separator": [" => ", "\n", ""],
     "alg.loss_on_prompt": [True],
     "alg.logits_budget_mb": [1, None],
@@ -383,7 +385,10 @@ RULE_OPTIONS: dict[str, list[Any]] = {
 }
 """The same for the kinds that are only loaded."""
 
-_SHARED = ("n_threads", "device", "seed", "tokenizer", "alg.model_type", "alg.early_stopping", "alg.peft")
+_SHARED = (
+    *("n_threads", "device", "seed", "tokenizer", "alg.model_type", "alg.train_vision", "alg.max_pixels"),
+    *("alg.early_stopping", "alg.peft"),
+)
 _OF_EVALUATION = ("eval_batch_size", "save_model", "max_eval_samples", "metrics")
 PREFERENCE_OPTIONS: dict[str, list[Any]] = {
     **{path: values for path, values in OPTIONS.items() if path.startswith((*_SHARED, "alg.training_args"))},

@@ -18,6 +18,11 @@ from tests.vision_models import save_vision_model
 GEOMETRY = REPOSITORY / "task_configs" / "geometry3k" / "chat_grpo.yml"
 SHAPES = {name: REPOSITORY / "task_configs" / "shapes" / f"tiny_idefics3_{name}.yml" for name in ("grpo", "ppo")}
 """Algorithm -> its config."""
+OF_TEXTS = {
+    name: REPOSITORY / "task_configs" / "shapes" / f"tiny_idefics3_{name}.yml"
+    for name in ("dpo", "reward_model", "supervised")
+}
+"""Configs of runs on given texts."""
 
 # As in Qwen's template: contents are texts or lists of parts.
 TEMPLATE = """\
@@ -116,3 +121,46 @@ def test_the_model_of_shapes_learns_colours_and_nothing_from_an_empty_picture(al
         (*_, last) = (folder / "test_split_metrics.jsonl").read_text().splitlines()
         accuracy[constant] = json.loads(last)["metrics"]["answers/exact_match"]
     assert accuracy[False] >= 0.85 and accuracy[True] <= 0.35
+
+
+def scores_of(folder) -> dict[str, float]:
+    """The last scores on `test`."""
+    (*_, last) = (folder / "test_split_metrics.jsonl").read_text().splitlines()
+    return json.loads(last)["metrics"]
+
+
+@pytest.mark.parametrize("name", OF_TEXTS)
+def test_the_configs_of_shapes_train_the_embedded_model_on_given_texts(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    few = {"datapool.args.n_train": 16, "datapool.args.n_eval": 8, "alg.training_args.num_train_epochs": 1}
+    folder = train(OF_TEXTS[name], base_path_to_store_results=tmp_path, overrides=overrides(few))
+    assert (folder / "model" / "processor_config.json").is_file() and scores_of(folder)
+
+
+@pytest.mark.parametrize(("name", "learned"), [("dpo", 0.95), ("reward_model", 0.9)])
+def test_pairs_of_shapes_are_ranked_by_what_is_seen(name, learned, tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    accuracy = {}
+    for constant in (False, True):
+        folder = train(
+            OF_TEXTS[name],
+            base_path_to_store_results=tmp_path,
+            experiment_name=f"constant_{constant}",
+            overrides=overrides({"datapool.args.constant": json.dumps(constant)}),
+        )
+        accuracy[constant] = scores_of(folder)["rewards/accuracies"]
+    assert accuracy[False] >= learned and 0.4 <= accuracy[True] <= 0.6
+
+
+def test_a_supervised_run_learns_the_colours_of_shapes(tmp_path, monkeypatch):
+    monkeypatch.setenv("RL4LMS_LIKE_HOME", str(tmp_path / "home"))
+    accuracy = {}
+    for constant in (False, True):
+        folder = train(
+            OF_TEXTS["supervised"],
+            base_path_to_store_results=tmp_path,
+            experiment_name=f"constant_{constant}",
+            overrides=overrides({"datapool.args.constant": json.dumps(constant)}),
+        )
+        accuracy[constant] = scores_of(folder)["answers/exact_match"]
+    assert accuracy[False] >= 0.9 and accuracy[True] <= 0.35

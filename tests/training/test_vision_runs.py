@@ -14,14 +14,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from rl4lms_like import Run
 from rl4lms_like.config.load import parse_config
+from rl4lms_like.core import processors
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.core.pictures import Picture
+from rl4lms_like.core.processors import load_processor, save_processor
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.offline.assemble_supervised import assemble_supervised
 from rl4lms_like.on_policy.assemble import assemble
-from rl4lms_like.policies import processors
-from rl4lms_like.policies.processors import load_processor, save_processor
 from rl4lms_like.preview import preview
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.run import resume, train_config
@@ -298,10 +298,10 @@ def test_a_policy_of_texts_refuses_a_vision_language_model_and_the_vision_policy
             assemble(parse_config(mapping))
 
 
-def test_a_supervised_run_refuses_a_vision_language_model(folder):
+def test_a_supervised_run_of_texts_refuses_a_vision_language_model(folder):
     blocks = supervised_blocks()
     blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(folder)
-    with raises_at("alg.model_name", mentions="vision-language"):
+    with raises_at("alg.model_type", mentions="write vision"):
         assemble_supervised(parse_config(blocks))
 
 
@@ -350,6 +350,12 @@ def test_texts_of_ptx_have_no_placeholder(mapping, tmp_path):
     data["split_ratios"] = [1, 0, 0]
     mapping["alg"]["ptx"] = {"data": {"id": "jsonl", "args": data}, "coeff": 1.0}
     with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*stands for an image"):
+        assemble(parse_config(mapping))
+
+
+def test_texts_of_ptx_have_no_images(mapping):
+    mapping["alg"]["ptx"] = {"data": {"id": "shapes", "args": {"n_train": 2}}, "coeff": 1.0}
+    with pytest.raises(DataPoolError, match=r"alg\.ptx\.data.*'train_0' has images"):
         assemble(parse_config(mapping))
 
 

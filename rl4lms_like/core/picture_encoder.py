@@ -14,6 +14,7 @@ import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,9 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from rl4lms_like.core.observation import NO_LIMIT
+from rl4lms_like.core.picture_inputs import TYPES, token_counts
 from rl4lms_like.core.pictures import LARGEST_FILE, PLACE, Picture, number_of, text_with_places
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies.picture_inputs import TYPES, token_counts
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
 
 PROBE_SIZE = (56, 56)
@@ -38,14 +39,28 @@ CACHE_MB = 256
 """Default size of the tensors that are kept."""
 
 
+@dataclass(frozen=True)
+class LimitKeys:
+    """Keys of a config that messages about the limits of prompts name."""
+
+    prompt_length: str
+    max_pixels: str
+
+
+ON_POLICY = LimitKeys("env.args.max_prompt_length", "alg.policy.args.max_pixels")
+OFFLINE = LimitKeys("tokenizer.max_length", "alg.max_pixels")
+"""Those of runs on given texts."""
+
+
 class PictureEncoder:
     """Encoder of prompts with pictures, which environment and policy share.
 
     Args:
-        processor: the model's processor; see `policies.processors`.
+        processor: the model's processor; see `core.processors`.
         model_config: the model's config.
         max_pixels: larger pictures are made smaller before the processor gets them; None = the processor's own limit.
         cache_mb: size of the tensors that are kept for later passes, in MiB.
+        keys: keys of the run's config, for messages.
 
     Attributes:
         placeholder_ids: tokens that stand for parts of pictures, videos and sounds. A response cannot have them.
@@ -64,8 +79,10 @@ class PictureEncoder:
         *,
         max_pixels: int | None = None,
         cache_mb: int = CACHE_MB,
+        keys: LimitKeys = ON_POLICY,
     ) -> None:
         self.processor = processor
+        self.keys = keys
         self.max_pixels = max_pixels
         self._cache_bytes = cache_mb * 2**20
 
@@ -91,6 +108,10 @@ class PictureEncoder:
         self._find_type_rules()
         if max_pixels is not None:
             self._require_effect(max_pixels)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PictureEncoder:
+        """Return the encoder itself: it has no state of a model, and a copied reader shares it too."""
+        return self
 
     # --- ids ------------------------------------------------------------------------------------------------------
 
@@ -190,17 +211,18 @@ class PictureEncoder:
         Raises:
             DataPoolError: it has more than `max_length` tokens, or other places than pictures.
         """
-        text = self._text(sample)
+        text = self.text(sample)
         key = (text, sample.rendered_prompt is None, self.number(sample))
         if key not in self._ids:
             self._ids[key] = self._encoded(text, sample)
         ids = self._ids[key]
         if len(ids) > max_length:
             n_placeholders = int((ids == self.image_token_id).sum())
+            name = self.keys.prompt_length.rpartition(".")[2]
             raise DataPoolError(
                 f"the prompt of sample {sample.id!r} has {len(ids)} tokens, {n_placeholders} of them for "
-                f"images, and cannot be truncated to max_prompt_length {max_length}: raise env.args.max_prompt_length, "
-                f"or let alg.policy.args.max_pixels make its images smaller"
+                f"images, and cannot be truncated to {name} {max_length}: raise {self.keys.prompt_length}, "
+                f"or let {self.keys.max_pixels} make its images smaller"
             )
         return ids
 
@@ -250,8 +272,12 @@ class PictureEncoder:
         """Return the types of prompt tokens, of the shape of `ids`; `name` is one of `type_rules`."""
         return (ids == self.image_token_id).long() if self.type_rules[name] else torch.zeros_like(ids)
 
-    def _text(self, sample: Sample) -> str:
-        """Return a prompt with the processor's mark at the place of each picture."""
+    def text(self, sample: Sample) -> str:
+        """Return a prompt with the processor's mark at the place of each picture.
+
+        Raises:
+            DataPoolError: it has another number of places than pictures.
+        """
         # A chat template writes the marks itself.
         text = sample.rendered_prompt
         if text is None:
@@ -303,7 +329,7 @@ class PictureEncoder:
                 f"has no effect: {type(self.processor).__name__} makes {n_tokens} tokens of an image of "
                 f"{side} x {side} pixels in any case; remove it"
             )
-            raise ConfigError([ConfigIssue("alg.policy.args.max_pixels", message)])
+            raise ConfigError([ConfigIssue(self.keys.max_pixels, message)])
 
     # --- tensors --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ CONTINUED = ("position_ids", *TYPES)
 
 
 class PictureTensors(Protocol):
-    """Tensors and types of prompts with pictures (`policies.pictures.PictureEncoder`)."""
+    """Tensors and types of prompts with pictures (`core.picture_encoder.PictureEncoder`)."""
 
     type_rules: Mapping[str, bool]
 
@@ -114,4 +114,32 @@ def continued_inputs(model: PreTrainedModel, prompts: dict[str, Tensor], n_token
             inputs[name] = first + torch.arange(n_tokens, device=first.device)
         else:
             inputs[name] = first.expand(*first.shape[:-1], n_tokens)
+    return inputs
+
+
+def inputs_of_texts(
+    model: PreTrainedModel,
+    pictures: PictureTensors,
+    prompt_ids: Tensor,
+    prompt_mask: Tensor,
+    response_ids: Tensor,
+    numbers: list[int],
+) -> dict[str, Tensor]:
+    """Return the keyword arguments for a pass over prompts and their responses together.
+
+    Tokens after the end of a response are not masked: they cannot influence earlier positions.
+
+    Args:
+        model: the language model.
+        pictures: encoder of its prompts.
+        prompt_ids: `[n, prompt_len]`, padded on the left.
+        prompt_mask: `[n, prompt_len]`, bool.
+        response_ids: `[n, response_len]`, padded on the right.
+        numbers: of the prompts' pictures, `n` of them; 0 = none.
+    """
+    inputs = prompt_inputs(model, pictures, prompt_ids, prompt_mask, numbers)
+    responses = continued_inputs(model, inputs, response_ids.shape[1])
+    responses |= {"input_ids": response_ids, "attention_mask": torch.ones_like(response_ids)}
+    for name, matrix in responses.items():
+        inputs[name] = torch.cat([inputs[name], matrix], dim=-1)
     return inputs

@@ -1,0 +1,110 @@
+"""Readers of the language models of runs on given texts, after the checks of a policy.
+
+model ─ probe: linear head?  log-probs = those of generation?  may responses share their prompt? ─> reader
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from rl4lms_like.core.picture_encoder import PictureEncoder
+from rl4lms_like.policies.generation import seeded
+from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
+from rl4lms_like.policies.vision_parity import (
+    check_vision_parity,
+    possible_tokens,
+    probe_episodes_with_pictures,
+    vision_sharing_gap,
+)
+from rl4lms_like.policies.vision_reader import VisionReader
+
+
+def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None) -> EpisodeReader:
+    """Return the reader of a language model, after the checks of a policy.
+
+    Args:
+        model: the model, in evaluation mode.
+        name: its name, for messages.
+        pictures: encoder of its prompts; None if it reads texts only.
+
+    Raises:
+        ModelError: the model's interface is not supported, or its outputs are not finite.
+        ParityError: log-probs differ from those of generation.
+    """
+    if pictures is not None:
+        return checked_vision_reader(model, name, pictures)
+    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    with first_episodes(model, name):
+        probe = probe_episodes(vocab_size, reader.prompt_side)
+        reader.probe_head(probe.to(model.device))
+        in_bfloat16 = _computes_in_bfloat16(model)
+        check_parity(reader, name, in_bfloat16=in_bfloat16)
+        reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
+    return reader
+
+
+def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
+    """Return the reader of a vision-language model, after the checks of a policy; errors as in `checked_reader`."""
+    reader = VisionReader(model, pictures)
+    with first_episodes(model, name):
+        reader.probe_head(probe_episodes_with_pictures(reader))
+        in_bfloat16 = _computes_in_bfloat16(model)
+        check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
+        reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
+    return reader
+
+
+def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
+    """Return the reader of a reward model of prompts with pictures, after the checks of a policy.
+
+    Its rewards are computed from the states that the checks compare as log-probs; errors as in `checked_reader`.
+    """
+    reader = VisionReader(model, pictures)
+    any_model: Any = model
+    with first_episodes(model, name):
+        # Log-probs and generation need an output layer, which a reward model has not: a random one for the check.
+        text_config = any_model.config.get_text_config()
+        with seeded(0, model.device):
+            output_layer = nn.Linear(int(text_config.hidden_size), int(text_config.vocab_size), bias=False)
+        none = any_model.lm_head
+        any_model.lm_head = output_layer.to(model.device)
+        try:
+            checked_vision_reader(model, name, pictures)
+        finally:
+            any_model.lm_head = none
+        in_bfloat16 = _computes_in_bfloat16(model)
+        gap = partial(vision_sharing_gap, has_head=False)
+        reader.shares_prompts = check_sharing(reader, name, gap=gap, in_bfloat16=in_bfloat16)
+    return reader
+
+
+def _computes_in_bfloat16(model: PreTrainedModel) -> bool:
+    """Return whether the attention has no float32."""
+    return "flash" in str(model.config._attn_implementation)
+
+
+@torch.no_grad()
+def reads_prompts_in_order(reader: VisionReader) -> bool:
+    """Return whether a token of a prompt cannot see the later ones; PaliGemma's can.
+
+    Where they can, a model cannot learn to write a token of the prompt: it would see what it has to predict.
+    """
+    episodes = probe_episodes_with_pictures(reader)
+    one, another, *_ = possible_tokens(reader.model, reader.pictures)
+    last = episodes.prompt_ids[:, -1:]
+    others = torch.cat([episodes.prompt_ids[:, :-1], torch.where(last == one, another, one)], dim=1)
+
+    # At all tokens before the last one, [n, prompt_len - 1, d].
+    n_before = others.shape[1] - 1
+    before = reader.states_of_all_tokens(episodes)[:, :n_before]
+    after = reader.states_of_all_tokens(replace(episodes, prompt_ids=others))[:, :n_before]
+    gap = (before - after)[episodes.prompt_mask[:, :n_before]].abs().max()
+    return bool(gap <= SHARING_TOLERANCE * max(1.0, float(before.abs().max())))
