@@ -194,7 +194,7 @@ class PictureEncoder:
             self._stand_ins[n_images] = _without_tensors(self.processor)
         probes = [self._probe.open()] * n_images
         is_plain = sample.rendered_prompt is None
-        encoded = _processed(self._stand_ins[n_images], self._text(sample), probes, adds_special_tokens=is_plain)
+        encoded = _processed(self._stand_ins[n_images], self.text(sample), probes, adds_special_tokens=is_plain)
         ids = self._checked_ids(encoded, sample)
         return len(ids) + sum(self._counts[size] - self._counts[PROBE_SIZE] for size in sizes[1:])
 

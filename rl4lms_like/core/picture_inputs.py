@@ -31,7 +31,9 @@ CONTINUED = ("position_ids", *TYPES)
 class PictureTensors(Protocol):
     """Tensors and types of prompts with pictures (`core.picture_encoder.PictureEncoder`)."""
 
-    type_rules: Mapping[str, bool]
+    @property
+    def type_rules(self) -> Mapping[str, bool]:
+        """For each type of tokens, whether parts of pictures have the type 1."""
 
     def tensors(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Return what a model sees of some prompts, by the numbers of their pictures."""

@@ -316,7 +316,7 @@ class SupervisedTrainer:
                 eos_token_ids=run.eos_token_ids,
             )
             if run.pictures is not None:
-                save_processor(run.pictures.processor, folder, run.tokenizer, model_name=run.config.alg.model_name)
+                save_processor(run.pictures.processor, folder, run.tokenizer)
 
             # A final model with merged adapters has its head in the model's files.
             if run.head and is_checkpoint and has_lora(run.model):

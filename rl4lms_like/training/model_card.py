@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.config.run_config import RunConfig
+from rl4lms_like.config.run_config import AlgorithmConfig, RunConfig
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
@@ -344,7 +344,12 @@ def _processor_and_config(saved: SavedModel) -> tuple[Any, PretrainedConfig]:
     from rl4lms_like.training.inputs import load_model_config
 
     # A folder with an adapter has no config of the model.
-    arguments = VisionPolicyArguments.known_in(saved.config.alg.policy.args)
+    alg = saved.config.alg
+    arguments = (
+        VisionPolicyArguments.known_in(alg.policy.args)
+        if isinstance(alg, AlgorithmConfig)
+        else VisionPolicyArguments(model_name=alg.model_name)
+    )
     if not saved.is_adapter:
         arguments = replace(arguments, model_name=str(saved.folder))
     model_config = load_model_config(arguments)
