@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rl4lms_like.core import picture_encoder
 from rl4lms_like.core.observation import NO_LIMIT
 from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.pictures import Picture
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.policies import pictures
 from rl4lms_like.system.errors import DataPoolError
 from tests.vision_models import FAMILIES, make_vision_model, png
 
@@ -115,12 +115,12 @@ def test_prompts_that_are_too_long_are_named_as_if_they_were_encoded(qwen):
 @pytest.mark.parametrize("counts", [None, "wrong"])
 def test_a_processor_that_counts_wrong_or_not_at_all_encodes_each_prompt(qwen, counts, monkeypatch):
     encoder, read = qwen
-    original = pictures.token_counts
+    original = picture_encoder.token_counts
 
     def wrong(processor, sizes):
         return [n + (size != (56, 56)) for n, size in zip(original(processor, sizes), sizes, strict=True)]
 
-    monkeypatch.setattr(pictures, "token_counts", wrong if counts else lambda processor, sizes: None)
+    monkeypatch.setattr(picture_encoder, "token_counts", wrong if counts else lambda processor, sizes: None)
     encoder.register(samples_of_sizes(), NO_LIMIT)
     assert len(read) == len(SIZES)
 
