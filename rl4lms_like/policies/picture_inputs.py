@@ -12,7 +12,7 @@ each token, which depend on the sizes of the pictures, and PaliGemma's responses
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -31,7 +31,7 @@ CONTINUED = ("position_ids", *TYPES)
 class PictureTensors(Protocol):
     """Tensors and types of prompts with pictures (`policies.pictures.PictureEncoder`)."""
 
-    type_rules: Mapping[str, bool]
+    type_rules: dict[str, bool]
 
     def tensors(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Return what a model sees of some prompts, by the numbers of their pictures."""
