@@ -13,11 +13,11 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rl4lms_like.config.run_config import AlgorithmConfig, RunConfig
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.system.regular_files import read_json
@@ -340,19 +340,9 @@ def _usage_with_image(saved: SavedModel) -> str:
 def _processor_and_config(saved: SavedModel) -> tuple[Any, PretrainedConfig]:
     """Return the processor of a vision-language model, which was saved with it, and the config of the model."""
     from rl4lms_like.core.processors import load_processor
-    from rl4lms_like.policies.arguments import VisionPolicyArguments
-    from rl4lms_like.training.inputs import load_model_config
+    from rl4lms_like.policies.loading import load_model_config
 
-    # A folder with an adapter has no config of the model.
-    alg = saved.config.alg
-    arguments = (
-        VisionPolicyArguments.known_in(alg.policy.args)
-        if isinstance(alg, AlgorithmConfig)
-        else VisionPolicyArguments(model_name=alg.model_name)
-    )
-    if not saved.is_adapter:
-        arguments = replace(arguments, model_name=str(saved.folder))
-    model_config = load_model_config(arguments)
+    model_config = load_model_config(str(saved.folder))
     return load_processor(str(saved.folder), model_config, local_files_only=True), model_config
 
 
