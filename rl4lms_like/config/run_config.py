@@ -42,6 +42,7 @@ from rl4lms_like.policies.arguments import (
     VisionPolicyArguments,
     shared_arguments,
 )
+from rl4lms_like.policies.quantization import Quantization, quantization_issues
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import TinyModelConfig
@@ -714,6 +715,8 @@ class _OfflineAlgConfig(Block):
         peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
             `{r: 8, lora_alpha: 16}`.
         merge_on_save: with `peft`, save a whole model with the adapters merged into it; otherwise only the adapters.
+        quantization: with `peft`: store the linear layers of the model and of a reference model quantized, their heads
+            excepted; as in `alg.policy.args`.
     """
 
     model_type: Literal["causal", "seq2seq"]
@@ -726,6 +729,7 @@ class _OfflineAlgConfig(Block):
     early_stopping_threshold: NonNegative = 0.0
     peft: Peft | None = None
     merge_on_save: bool = False
+    quantization: Quantization | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -741,6 +745,9 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("", "early_stopping_threshold has no effect without early_stopping_patience")
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
+        yield from quantization_issues(self.quantization, self.peft)
+        if self.quantization is not None and self.training_args.get("torch_compile"):
+            yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
         yield from self._attention_issues()
 
     def _attention_issues(self) -> Iterator[ConfigIssue]:
