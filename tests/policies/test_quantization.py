@@ -280,7 +280,7 @@ def test_a_kernel_that_loses_gradients_is_found_and_its_layers_are_named(family,
         make_policy(kind, folder, peft=ADAPTERS, quantization={"id": "nf4"}, critic="none")
 
 
-def test_the_layers_of_bitsandbytes_would_be_found_where_they_lose_gradients(tiny_gpt2_dir, monkeypatch):
+def test_the_layers_of_bitsandbytes_would_be_found_where_they_lose_gradients(tiny_tokenizer, tmp_path, monkeypatch):
     from bitsandbytes.functional import has_avx512bf16
     from bitsandbytes.nn import Linear4bit, Params4bit
 
@@ -296,9 +296,12 @@ def test_the_layers_of_bitsandbytes_would_be_found_where_they_lose_gradients(tin
         output = layer(input)
         return output if bias is None else output + bias
 
+    # Rows of a whole block, which those layers need.
+    model = models.make_causal_lm("gpt2", tiny_tokenizer, hidden_size=64, scale=5.0)
+    folder = models.save_model(tmp_path / "wide", model, tiny_tokenizer)
     monkeypatch.setattr(QuantizedLinear, "_product", product)
     with pytest.raises(ModelError, match="finite differences"):
-        make_policy("causal", tiny_gpt2_dir, peft=ADAPTERS, quantization={"id": "nf4"}, critic="none")
+        make_policy("causal", folder, peft=ADAPTERS, quantization={"id": "nf4"}, critic="none")
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------
