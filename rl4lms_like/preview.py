@@ -318,6 +318,8 @@ def _memory(config: RunConfig) -> str:
     rows += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     rows.append(("peak of the update", gibibytes(estimate.update)))
     rows.append(("peak of the rollout", gibibytes(estimate.rollout)))
+    if estimate.loading:
+        rows.append(("peak of the loading", gibibytes(estimate.loading)))
     # Split weights: the number of processes is only known when `torchrun` starts them.
     if config.distributed.strategy == "fsdp":
         for n in N_PROCESSES:

@@ -43,6 +43,7 @@ from rl4lms_like.policies.arguments import (
     VisionPolicyArguments,
     shared_arguments,
 )
+from rl4lms_like.policies.quantization import Quantization, quantization_issues
 from rl4lms_like.rewards import REWARDS
 from rl4lms_like.rollouts.kl import KLConfig
 from rl4lms_like.small_models.embedded import TinyModelConfig
@@ -732,6 +733,8 @@ class _OfflineAlgConfig(Block):
             layers get adapters.
         max_pixels: with `model_type: vision`: images with more pixels (width times height) are made smaller before the
             model's processor gets them; null is the processor's own limit.
+        quantization: with `peft`: store the linear layers of the model and of a reference model quantized, their heads
+            excepted; as in `alg.policy.args`.
     """
 
     model_type: Literal["causal", "seq2seq", "vision"]
@@ -746,6 +749,7 @@ class _OfflineAlgConfig(Block):
     merge_on_save: bool = False
     train_vision: TrainVision = "none"
     max_pixels: Count | None = None
+    quantization: Quantization | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -770,6 +774,9 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("", "early_stopping_threshold has no effect without early_stopping_patience")
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
+        yield from quantization_issues(self.quantization, self.peft)
+        if self.quantization is not None and self.training_args.get("torch_compile"):
+            yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
         yield from self._attention_issues()
 
     def _attention_issues(self) -> Iterator[ConfigIssue]:

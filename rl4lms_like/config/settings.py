@@ -38,6 +38,7 @@ from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_argume
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, is_loaded_by, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.quantization import require_package
 from rl4lms_like.policies.routing import has_balancing_loss
 from rl4lms_like.policies.speedups import PATH as SPEEDUPS
 from rl4lms_like.policies.speedups import no_speedups
@@ -67,6 +68,7 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     issues = generation_issues(policy_args.get("generation_kwargs"), f"{ARGS}.generation_kwargs")
     issues += generation_issues(config.train_evaluation.generation_kwargs, "train_evaluation.generation_kwargs")
     issues += lora_conflicts(policy_args.get("peft"), f"{ARGS}.peft")
+    require_package(policy_args.get("quantization"))
     issues += attention_issues(policy_args.get("attn_implementation"), f"{ARGS}.attn_implementation")
 
     algorithm = ALGORITHMS.resolve(config.alg.id)

@@ -42,6 +42,8 @@ _PEFT_NAMES = (
     "lora lora_config peft_config use_peft lora_r lora_rank lora_alpha lora_dropout lora_target_modules lora.rank "
     "lora.alpha lora.dropout lora.target_modules"
 )
+_QUANTIZATION = "`{id: nf4}` has 4 bits, `{id: int8}` 8 bits; `double: true` quantizes the scales too; with `peft`"
+_QUANTIZATION_NAMES = "load_in_4bit load_in_8bit use_bnb_nested_quant bnb_4bit_quant_type quantization_config"
 
 _BLOCKS_OF_OPENRLHF = "the page has each option of OpenRLHF by its whole name, such as `actor.eps_clip`"
 
@@ -51,7 +53,6 @@ _OF_EVERY_RUN = (
         "push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision",
         "`rl4lms-like push RUN REPO` uploads the model of a run",
     ),
-    Equivalent("", "load_in_4bit load_in_8bit", "models are not quantised; LoRA with bfloat16 needs less memory"),
     Equivalent(
         "",
         "accelerator_config local_rank ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters "
@@ -116,6 +117,7 @@ RL_KEYS = (
         "alg.policy.args.critic_model", "value_model value_model_path critic_pretrain critic.model_name_or_path"
     ),
     Equivalent("alg.policy.args.peft", _PEFT_NAMES, _PEFT_FIELDS),
+    Equivalent("alg.policy.args.quantization", _QUANTIZATION_NAMES, _QUANTIZATION),
     Equivalent("alg.policy.args.dtype", "bf16 fp16 bf16_full_eval fp16_full_eval ds.param_dtype", "`bfloat16`"),
     Equivalent("alg.policy.args.trust_remote_code", "trust_remote_code"),
     Equivalent("alg.policy.args.attn_implementation", "attn_implementation"),
@@ -341,6 +343,7 @@ RL_KEYS = (
 OFFLINE_KEYS = (
     Equivalent("alg.model_name", "model_name_or_path pretrain"),
     Equivalent("alg.peft", _PEFT_NAMES, _PEFT_FIELDS),
+    Equivalent("alg.quantization", _QUANTIZATION_NAMES, _QUANTIZATION),
     Equivalent(
         "alg.training_args",
         "learning_rate num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps weight_decay "

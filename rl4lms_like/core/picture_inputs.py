@@ -12,7 +12,7 @@ each token, which depend on the sizes of the pictures, and PaliGemma's responses
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch

@@ -16,6 +16,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
+    quantized      of linear layers with `quantization`: the stored bytes of each weight and its scales, in every part
+                   above; and 4 for each weight of the largest one, which is dequantized for a product
+    loading        with `quantization`: 4 per parameter of the model, which is read in float32 and then quantized
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
@@ -45,7 +48,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +67,7 @@ from rl4lms_like.config.yaml_file import apply_overrides
 from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
+from rl4lms_like.policies import quantized_layers
 from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.generating_weights import can_pack
@@ -71,6 +75,7 @@ from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.low_precision import n_linear_weights
 from rl4lms_like.policies.merged_adapters import mergeable_layers
+from rl4lms_like.policies.quantized_layers import LAYERS, QuantizedLinear
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.speedups import no_speedups
 from rl4lms_like.policies.teacher_forcing import PromptCache
@@ -113,13 +118,10 @@ class MemoryEstimate:
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
     freed_by_adapters: int = 0  # memory that the allocator cannot use again
+    loading: int = 0  # peak before the first rollout; 0 if the run needs more in any case
+    n_parameters: int = 0  # of the policy's model
     parameters: str = ""  # numbers of weights that are trained, of all weights, by network
     shortest: MemoryEstimate | None = None  # the same for the shortest responses
-
-    @property
-    def n_parameters(self) -> int:
-        """Number of parameters of the policy's model."""
-        return self.parts["policy weights"] // FLOAT
 
     @property
     def update(self) -> int:
@@ -143,8 +145,8 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> int:
-        """Peak of the run: the larger of `update` and `rollout`, bytes."""
-        return max(self.update, self.rollout)
+        """Peak of the run: the largest of `update`, `rollout` and `loading`, bytes."""
+        return max(self.update, self.rollout, self.loading)
 
     @property
     def tensors(self) -> int:
@@ -219,7 +221,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     arguments = PolicyArguments.known_in(policy_args)
     device, available = _device(config)
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
-    bytes_per_weight = FLOAT / n_parts  # in each process
+    bytes_per_weight = FLOAT / n_parts  # of trained weights, in each process
     is_split = n_parts > 1
 
     # The networks. Those on devices of their own need none of this device's memory.
@@ -228,10 +230,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
     critic = _critic(policy, is_split=is_split) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
-    n_reference = _reference(policy, is_split=is_split) if has_reference else 0
-    reference_bytes = int(bytes_per_weight * n_reference)
+    reference_bytes = _reference(policy, is_split=is_split) if has_reference else 0
     if has_reference and arguments.reference_dtype == "bfloat16":
-        reference_bytes = _reference_in_bfloat16(policy, n_reference)
+        reference_bytes = _reference_in_bfloat16(policy, reference_bytes)
     role = "reference" if arguments.teacher_model is None else "teacher"
 
     # Of maskable policies. `topk` masks need no mask model, only the masks themselves.
@@ -246,12 +247,13 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         parameters += f", {critic.n_trained:,} of the critic"
     gathered = 0
     if is_split:
-        gathered = FLOAT * _n_gathered(policy, critic.network, has_reference=n_reference > 0)
+        gathered = _gathered(policy, critic.network, has_reference=reference_bytes > 0)
     always = {
         "process": _process() + STARTED if device == "cpu" else 0,
-        "policy weights": int(bytes_per_weight * policy.parameters),
-        "critic weights": int(bytes_per_weight * critic.n_weights),
-        f"{role} weights": reference_bytes,
+        "policy weights": policy.size // n_parts,
+        "critic weights": critic.size // n_parts,
+        f"{role} weights": reference_bytes // n_parts,
+        "dequantized weight": policy.largest_dequantized,
         "mask model weights": FLOAT * n_mask_models * policy.parameters,
         "averaged weights": FLOAT * _n_averages(config) * policy.trained,
         "merged weights": 0 if is_split else FLOAT * _n_merged(policy, critic.network),
@@ -275,7 +277,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
             "KV cache": (1 + n_mask_models) * policy.cache(plan),
-            "gathered policy": FLOAT * policy.parameters if is_split else 0,
+            "gathered policy": policy.size if is_split else 0,
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
@@ -307,6 +309,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
+            loading=policy.loading(always["process"]) if device == "cpu" else 0,
+            n_parameters=policy.parameters,
             parameters=parameters,
         )
 
@@ -330,6 +334,7 @@ def estimate_supervised_memory(
     training = config.alg.training_args
     known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
     known["attn_implementation"] = config.alg.attn_implementation
+    known["quantization"] = config.alg.quantization
     known["speedups"] = no_speedups()  # those of a policy
     known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
     known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
@@ -374,7 +379,8 @@ def estimate_supervised_memory(
         logits = 2 * min(learned, int(budget_mb * 2**20))
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
-        "model weights": FLOAT * model.parameters,
+        "model weights": model.size,
+        "dequantized weight": model.largest_dequantized,
         "averaged weights": FLOAT * _n_averages(config) * model.trained,
         "optimizer state": 2 * FLOAT * model.trained,
         "gradients": FLOAT * model.trained,
@@ -393,7 +399,14 @@ def estimate_supervised_memory(
         freed_by_adapters = int(FREED_BY_ADAPTERS[known["dtype"]] * sizes["activations"])
     parameters = f"{model.trained:,} of {model.parameters:,}"
     return SupervisedMemoryEstimate(
-        sizes, gradients, device, available, freed_by_adapters=freed_by_adapters, parameters=parameters
+        sizes,
+        gradients,
+        device,
+        available,
+        freed_by_adapters=freed_by_adapters,
+        loading=model.loading(sizes["process"]) if device == "cpu" else 0,
+        n_parameters=model.parameters,
+        parameters=parameters,
     )
 
 
@@ -450,7 +463,7 @@ def _longest_texts(config: RunConfig, policy: NetworkShapes, plan: BatchPlan, n_
 
 
 class _Critic(NamedTuple):
-    n_weights: int  # that are not the policy's too
+    size: int  # bytes of the weights that are not the policy's too
     n_trained: int
     network: NetworkShapes | None  # None if there is no forward pass of its own
 
@@ -461,15 +474,16 @@ def _critic(policy: NetworkShapes, *, is_split: bool) -> _Critic:
     if arguments.critic == "none":
         return _Critic(0, 0, None)
     if arguments.critic == "shared":
-        return _Critic(policy.width, policy.width, None)
+        return _Critic(FLOAT * policy.width, policy.width, None)
 
     # A copy of the policy shares its frozen weights, but not the parts of split ones.
     if arguments.critic_model in (None, arguments.model_name):
         n_trained = policy.trained_trunk + policy.width
-        n_weights = policy.trunk + policy.width if is_split else n_trained
-        return _Critic(n_weights, n_trained, policy)
+        size = policy.trunk_size + FLOAT * policy.width if is_split else FLOAT * n_trained
+        return _Critic(size, n_trained, policy)
     network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
-    return _Critic(network.trunk + network.width, network.trained_trunk + network.width, network)
+    size = network.trunk_size + FLOAT * network.width
+    return _Critic(size, network.trained_trunk + network.width, network)
 
 
 def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan) -> dict[str, int]:
@@ -487,17 +501,17 @@ def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan) -> dict[str, int
     return {"activations": 3 * eager.activations(batch), "logits": 2 * eager.logits(batch)}
 
 
-def _n_gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
-    """Return the number of split weights and gradients that are whole at once in the update."""
+def _gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
+    """Return the bytes of split weights and gradients that are whole at once in the update."""
     # Blocks are gathered one after the other, the next one before the last one is freed; the rest stays whole. In
     # networks that are trained, gradients are added, of a block and of the rest. Those of adapters are small.
     n_gradients = 1 if policy.arguments.peft is None else 0
-    n = (2 + n_gradients) * policy.largest_block + (1 + n_gradients) * policy.outside_blocks
+    size = (2 + n_gradients) * policy.largest_block + (1 + n_gradients) * policy.outside_blocks
     if critic is not None:
-        n += (1 + n_gradients) * critic.outside_blocks
+        size += (1 + n_gradients) * critic.outside_blocks
     if has_reference:
-        n += policy.outside_blocks
-    return n
+        size += policy.outside_blocks
+    return size
 
 
 def _n_merged(policy: NetworkShapes, critic: NetworkShapes | None) -> int:
@@ -516,31 +530,30 @@ def _n_averages(config: RunConfig | SupervisedConfig) -> int:
 
 
 def _reference(policy: NetworkShapes, *, is_split: bool) -> int:
-    """Return the number of weights of the reference that are not shared with the policy."""
+    """Return the bytes of the reference's weights that are not shared with the policy."""
     # The reference of a policy with adapters is the base under them, which is in memory already, but for the parts of
     # a split one. Another model is loaded without adapters.
     arguments = policy.arguments
     if arguments.kl_model not in (None, arguments.model_name):
-        whole = replace(arguments, peft=None)
-        return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).parameters
+        whole = replace(arguments, peft=None)  # quantized too, with `quantization`
+        return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).size
     if arguments.peft is None:
-        return policy.parameters
-    return policy.parameters - policy.trained if is_split else 0
+        return policy.size
+    return policy.size - FLOAT * policy.trained if is_split else 0
 
 
-def _reference_in_bfloat16(policy: NetworkShapes, n_reference: int) -> int:
+def _reference_in_bfloat16(policy: NetworkShapes, size: int) -> int:
     """Return the bytes of the reference with linear layers in bfloat16.
 
     Args:
         policy: shapes of the policy.
-        n_reference: see `_reference`.
+        size: see `_reference`.
     """
     # With adapters it shares the rest of the base, but its linear layers are copies.
     arguments = policy.arguments
     whole = replace(arguments, peft=None)
     network = NetworkShapes(str(arguments.kl_model or arguments.model_name), whole, causal=policy.causal)
-    n_others = max(n_reference - network.linear, 0)
-    return HALF * network.linear + FLOAT * n_others
+    return HALF * network.linear + max(size - FLOAT * network.linear, 0)
 
 
 class NetworkShapes:
@@ -585,9 +598,12 @@ class NetworkShapes:
         self.width = int(self.config.hidden_size)
         self.output_layer = int(self.config.vocab_size) * self.width
 
-        # `parameters` of a module has tied weights once.
-        self.parameters = n_weights(model.parameters())
+        # `parameters` of a module has tied weights once. Quantized ones have fewer bytes.
+        self.parameters = quantized_layers.n_weights(model)
         self.trained = n_weights(model.parameters(), only_trained=True)
+        self.size = n_bytes(model.parameters())
+        quantized = [layer.n_weights for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+        self.largest_dequantized = FLOAT * max(quantized, default=0)
 
         # Of the base, in the layers whose adapters can be merged.
         self.mergeable = 0
@@ -602,13 +618,18 @@ class NetworkShapes:
         trunk: dict[int, torch.Tensor] = {}
         for module in modules:
             trunk |= {id(weight): weight for weight in module.parameters()}
-        self.trunk = n_weights(trunk.values())
+        self.trunk_size = n_bytes(trunk.values())
         self.trained_trunk = n_weights(trunk.values(), only_trained=True)
 
         # What is gathered one after the other, and what stays whole, if weights are split over processes.
-        blocks = [n_weights(block.parameters()) for block in blocks_of(model)]
+        blocks = [n_bytes(block.parameters()) for block in blocks_of(model)]
         self.largest_block = max(blocks, default=0)
-        self.outside_blocks = self.parameters - sum(blocks)
+        self.outside_blocks = self.size - sum(blocks)
+
+    def loading(self, process: int) -> int:
+        """Return the peak memory while a model is quantized, with that of the process; 0 without quantization."""
+        n_frozen = self.parameters - self.trained
+        return process + FLOAT * n_frozen if self.arguments.quantization is not None else 0
 
     def _built(self) -> Any:
         auto_class: Any = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM
@@ -624,6 +645,9 @@ class NetworkShapes:
         freeze_vision(model, train_vision)
         if self.arguments.used_speedups.fused_activations:
             fuse_activations(model)
+        if self.arguments.quantization is not None:
+            with self._mode:
+                quantized_layers.quantize(model, self.arguments.quantization, layer_class=_QuantizedShapes)
         if self.arguments.peft is None:
             return model
 
@@ -731,6 +755,18 @@ class NetworkShapes:
         return sum(sizes.values())
 
 
+class _QuantizedShapes(QuantizedLinear):
+    """Quantized layer without values: libraries keep tables that they compute, and fake ones would stay there."""
+
+    def _store(self, weight: torch.Tensor, quantization: Mapping[str, Any]) -> None:
+        layer_class = LAYERS[quantization["id"]]
+        for name, (shape, dtype) in layer_class.stored(*weight.shape, quantization).items():
+            self._keep(**{name: torch.empty(shape, dtype=dtype)})
+
+    def dequantized(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(self.out_features, self.in_features, dtype=dtype)
+
+
 def _n_prompt(plan: BatchPlan) -> int:
     assert plan.prompt_tokens is not None
     return max(plan.prompt_tokens, 1)
@@ -739,6 +775,11 @@ def _n_prompt(plan: BatchPlan) -> int:
 def n_weights(weights: Iterable[torch.Tensor], *, only_trained: bool = False) -> int:
     """Return the number of weights in some tensors, or only of those that are trained."""
     return sum(weight.numel() for weight in weights if weight.requires_grad or not only_trained)
+
+
+def n_bytes(weights: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of some tensors."""
+    return sum(weight.numel() * weight.element_size() for weight in weights)
 
 
 def gibibytes(size: int) -> str:

@@ -33,6 +33,7 @@ from rl4lms_like.offline.assemble_supervised import (
     check_best_metric,
     check_images,
     check_independence,
+    check_offline_gradients,
     config_to_plan,
     head_modules,
     image_lines,
@@ -107,6 +108,8 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     add_adapters(model, config, dropout=bool(arguments.dropout))
     for name in head:
         model.get_submodule(name).requires_grad_(True)
+    if config.alg.peft is not None and config.alg.quantization is not None:
+        check_offline_gradients(model, config)
 
     objective = _objective(config, arguments, model, encoder)
     set_n_threads(config, model)
@@ -172,8 +175,11 @@ def _load(
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load the model that is trained; return it and the dropout rates of its checkpoint."""
     name = config.alg.model_name
-    # With `adapters`, only the adapters have dropout.
+    # With `adapters`, only the adapters have dropout. A trained model that is measured has no new adapters, and its
+    # weights stay as they were trained.
     options: Any = {"dropout": arguments.dropout is True, "attn_implementation": config.alg.attn_implementation}
+    if config.alg.peft is not None:
+        options["quantization"] = config.alg.quantization
     if arguments.has_language_model:
         return load_model(language_model_class(config, model_config), name, **options)
 
@@ -237,6 +243,7 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
         name,
         role="reference model",
         attn_implementation=config.alg.attn_implementation,
+        quantization=config.alg.quantization,
     )
     return checked_reader(nn.Module.to(reference, model.device).eval(), name, encoder.pictures)
 

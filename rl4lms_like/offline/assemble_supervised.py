@@ -44,6 +44,7 @@ from rl4lms_like.offline.shown_example import example_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments, n_steps_of, steps_per_epoch
 from rl4lms_like.offline.vision_objective import VisionCrossEntropy
 from rl4lms_like.policies.generation import TextGenerator, seeded, unknown_generation_arguments
+from rl4lms_like.policies.gradient_check import check_gradients
 from rl4lms_like.policies.head_inputs import has_linear_head
 from rl4lms_like.policies.loading import (
     auto_class_of,
@@ -53,9 +54,15 @@ from rl4lms_like.policies.loading import (
     load_model_config,
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
-from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
+from rl4lms_like.policies.parity import (
+    dependence_on_batch,
+    first_episodes,
+    longest_independent_of_batch,
+    probe_episodes,
+)
+from rl4lms_like.policies.quantization import require_package
 from rl4lms_like.policies.routing import BalancingLoss
-from rl4lms_like.policies.teacher_forcing import decoder_start_token_id
+from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader, decoder_start_token_id
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.policies.vision_reader import VisionTextGenerator
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, DataPoolError, ModelError
@@ -141,10 +148,13 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         config.alg.model_name,
         dropout=True,
         attn_implementation=config.alg.attn_implementation,
+        quantization=config.alg.quantization,
     )
     add_adapters(model, config, dropout=True)
     # The Trainer would do it too late: an average of the weights begins with a copy on their device.
     nn.Module.to(model, get_device(config.device))
+    if config.alg.quantization is not None:
+        check_offline_gradients(model, config)
     set_n_threads(config, model)
 
     pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
@@ -309,6 +319,21 @@ def add_adapters(model: PreTrainedModel, config: OfflineConfig, *, dropout: bool
         require_stackable(model)
 
 
+def check_offline_gradients(model: PreTrainedModel, config: OfflineConfig) -> None:
+    """Check that quantized layers give the adapters of `alg.peft` their gradients.
+
+    Raises:
+        ModelError: they do not, or the model's interface is not supported.
+    """
+    was_training = model.training
+    model.eval()
+    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
+    with first_episodes(model, config.alg.model_name):
+        probe = probe_episodes(int(model.config.get_text_config().vocab_size), reader.prompt_side)
+        check_gradients(reader, config.alg.model_name, probe.to(model.device))
+    model.train(was_training)
+
+
 def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | None:
     """Return the largest number of logits, of 4 bytes each, that `alg.logits_budget_mb` allows; None for no limit."""
     budget_mb = config.alg.logits_budget_mb
@@ -347,6 +372,7 @@ def check_settings(config: OfflineConfig, *, runs_here: bool = True) -> None:
     unknown = unknown_generation_arguments(config.alg.generation_kwargs)
     issues = [ConfigIssue(f"alg.generation_kwargs.{key}", message) for key, message in unknown.items()]
     issues += lora_conflicts(config.alg.peft, "alg.peft")
+    require_package(config.alg.quantization)
     issues += attention_issues(config.alg.attn_implementation, "alg.attn_implementation")
     device_errors = supervised_device_issues(config.device)
     issues += device_errors
@@ -693,6 +719,8 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     lines.append(("peak of the update", gibibytes(estimate.update)))
     lines.append(("peak of evaluations", gibibytes(estimate.rollout)))
+    if estimate.loading:
+        lines.append(("peak of the loading", gibibytes(estimate.loading)))
     return [*lines, ("memory", estimate.verdict)]
 
 

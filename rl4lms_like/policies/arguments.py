@@ -20,6 +20,8 @@ from pydantic import AfterValidator
 
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.engines import ENGINES
+from rl4lms_like.policies.quantization import KEY as QUANTIZATION
+from rl4lms_like.policies.quantization import Quantization, quantization_issues
 from rl4lms_like.policies.speedups import SpeedupFields, Speedups
 from rl4lms_like.system.errors import ConfigError, ConfigIssue
 from rl4lms_like.system.numbers import Count, Fraction, NonNegative, Positive, Whole
@@ -321,6 +323,9 @@ class PolicyArguments(Block):
             `{r: 8, lora_alpha: 16}`.
         merge_on_save: with `peft`: merge the adapters into the base model and save a whole model. Otherwise only the
             adapters are saved.
+        quantization: with `peft`: store the linear layers of all networks quantized, their output layers excepted.
+            `{id: nf4}`: in 4 bits by bitsandbytes (QLoRA), with `double: true` also their scales. `{id: int8}`: in 8
+            bits by torchao.
         logits_budget_mb: limit in MiB for the logits that a forward pass stores for its backward pass. If they need
             more (4 bytes x tokens x vocabulary size), they are recomputed in chunks of this size.
         speedups: exact speedups, each of which can be turned off, for example `{keep_freed_memory: false}`.
@@ -351,6 +356,7 @@ class PolicyArguments(Block):
     dropout: bool = False
     peft: Peft | None = None
     merge_on_save: bool = False
+    quantization: Quantization | None = None
     logits_budget_mb: Annotated[float, Ge(1)] = 512
     speedups: SpeedupFields = field(default_factory=dict)
     trust_remote_code: bool = False
@@ -365,6 +371,9 @@ class PolicyArguments(Block):
         """Setting with which merged adapters would not compute what separate ones do; empty if there is none."""
         peft = self.peft or {}
 
+        # Merged copies would need the memory that quantized weights save.
+        if self.quantization is not None:
+            return QUANTIZATION
         # In 8 bits, W + s B A would lose most of a small change of W.
         if self.dtype == "bfloat16":
             return "dtype: bfloat16"
@@ -439,12 +448,26 @@ class PolicyArguments(Block):
         yield from self._engine_issues()
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
+        yield from self._quantization_issues()
 
         # Kernels of the hub, `owner/name`: their code is downloaded and run.
         name = self.attn_implementation
         if name is not None and "/" in name and not self.trust_remote_code:
             message = f"{name!r} would run code from the hub; if you trust it, set "
             yield ConfigIssue("attn_implementation", f"{message}alg.policy.args.trust_remote_code: true")
+
+    def _quantization_issues(self) -> Iterator[ConfigIssue]:
+        if self.quantization is None:
+            return
+        yield from quantization_issues(self.quantization, self.peft)
+        if self.generates_in_other_dtype:
+            message = f"{self.generation_dtype} is for layers in float32, which quantization replaces; remove it"
+            yield ConfigIssue("generation_dtype", message)
+        if self.reference_dtype == "bfloat16":
+            message = "bfloat16 is for layers in float32, which quantization replaces in the reference too; remove it"
+            yield ConfigIssue("reference_dtype", message)
+        if self.compile:
+            yield ConfigIssue("compile", "is not supported with quantization; remove one of them")
 
     def _critic_issues(self) -> Iterator[ConfigIssue]:
         if self.critic == "shared":
@@ -565,6 +588,10 @@ class MaskablePolicyArguments(PolicyArguments):
                 f"expected a whole number of at least 1 with mask_type: {self.mask_type}, got {top_mask}; to keep "
             )
             yield ConfigIssue("top_mask", f"{message}a fraction of the probability mass, set mask_type: learned_top_p")
+
+        if self.quantization is not None and self.mask_type != "topk":
+            message = "needs a whole mask model in float32; set mask_type: topk, or remove it"
+            yield ConfigIssue(QUANTIZATION, message)
 
         # A mask is computed for each token of the one response that is sampled.
         if self.generation_kwargs.get("num_beams") not in (None, 1):

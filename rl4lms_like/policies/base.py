@@ -45,6 +45,7 @@ from rl4lms_like.policies.decoding import Contexts
 from rl4lms_like.policies.faster_layers import speed_up
 from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
+from rl4lms_like.policies.gradient_check import check_gradients
 from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
 from rl4lms_like.policies.lora import has_lora, merged
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
@@ -58,6 +59,7 @@ from rl4lms_like.policies.parity import (
     require_independent_positions,
 )
 from rl4lms_like.policies.policy_engine import PolicyEngine
+from rl4lms_like.policies.quantized_layers import n_weights
 from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 from rl4lms_like.system.errors import ConfigError, ModelError
@@ -158,6 +160,8 @@ class LMActorCriticPolicy(BasePolicy):
             self._build_heads()
             self.to(device)  # the new value head
             self._check_parity()
+            if self.arguments.quantization is not None:
+                self._check_gradients()
         if mesh is not None and self.value_head is not None:
             self._sharded = [*self._sharded, shard(self.value_head, mesh)]
 
@@ -332,6 +336,12 @@ class LMActorCriticPolicy(BasePolicy):
         """Return whether a reader may compute a prompt once for all of its responses; see `parity.check_sharing`."""
         return check_sharing(reader, name, **options)
 
+    def _check_gradients(self) -> None:
+        """Check that quantized layers give the adapters their gradients, in the mode of an update without dropout."""
+        self.train(self.arguments.gradient_checkpointing and not self.arguments.dropout)
+        check_gradients(self.reader, self.arguments.model_name, self._probe(self.reader))
+        self.set_training_mode(False)
+
     def _critic_parameters(self) -> Iterator[nn.Parameter]:
         if self.value_model is not None:
             yield from self.value_model.parameters()
@@ -368,7 +378,7 @@ class LMActorCriticPolicy(BasePolicy):
     @property
     def n_parameters(self) -> int:
         """Number of parameters of the language model."""
-        return sum(parameter.numel() for parameter in self.policy_model.parameters())
+        return n_weights(self.policy_model)
 
     @property
     def prompt_truncation_side(self) -> Literal["left", "right"]:

@@ -57,6 +57,7 @@ from rl4lms_like.policies.lora import (
     save_adapters,
 )
 from rl4lms_like.policies.low_precision import store_in_bfloat16
+from rl4lms_like.policies.quantized_layers import quantize
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
@@ -125,6 +126,7 @@ def load_model(
     trust_remote_code: bool = False,
     n_labels: int | None = None,
     local_files_only: bool = False,
+    quantization: Mapping[str, Any] | None = None,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load a model in float32; return it and the dropout rates of its checkpoint.
 
@@ -138,10 +140,11 @@ def load_model(
         trust_remote_code: run code that is part of the model.
         n_labels: number of outputs of a classifier; default: that of the model's config.
         local_files_only: do not query the hub.
+        quantization: quantize its linear layers, and freeze all weights; see `policies.quantization`.
 
     Raises:
         ModelError: it cannot be loaded, or weights are missing.
-        MissingExtraError: it is an adapter, and PEFT is not installed.
+        MissingExtraError: it is an adapter, and PEFT is not installed; or the package that quantizes is not.
     """
     *adapters, model_name = checkpoint_chain(model_name, local_files_only=local_files_only)
     try:
@@ -176,6 +179,8 @@ def load_model(
     for folder in reversed(adapters):
         model = merge_adapter_folder(model, folder)
     switch_off_router_logits(model)
+    if quantization is not None:
+        quantize(model, quantization)
 
     # The language model of a multimodal model has its own nested config; keep only the rates of that part.
     prefix = ""
@@ -431,6 +436,7 @@ def _load(
         dropout=arguments.dropout,
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
+        quantization=arguments.quantization,
     )
 
 

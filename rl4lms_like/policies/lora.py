@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,11 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils.hub import cached_file
 
+from rl4lms_like.core.model_weights import place_of
 from rl4lms_like.policies.arguments import LoraArguments
+from rl4lms_like.policies.quantization import KEY as QUANTIZATION
+from rl4lms_like.policies.quantization import checked_quantization
+from rl4lms_like.policies.quantized_layers import QuantizedLinear, dequantize, plain_layer, quantization_of, quantize
 from rl4lms_like.policies.stacked import (
     ROWS,
     EarlierAdapters,
@@ -42,6 +49,8 @@ from rl4lms_like.system.errors import ConfigIssue, ModelError, import_extra
 
 NAME = "default"
 """PEFT's default adapter name."""
+ADAPTER_FILE = "adapter_model.safetensors"
+"""PEFT's name of the file with the weights."""
 _TASKS = {False: "CAUSAL_LM", True: "SEQ_2_SEQ_LM"}
 """PEFT's name of the task, by `is_encoder_decoder`."""
 
@@ -240,7 +249,8 @@ def has_lora(model: PreTrainedModel) -> bool:
 def merged(model: PreTrainedModel) -> PreTrainedModel:
     """Return an equivalent model without adapters.
 
-    Adapters are added to copies of their weights; all other weights are shared.
+    Adapters are added to copies of their weights; all other weights are shared. Quantized layers become plain ones in
+    float32 with the weights that they compute with.
 
     Args:
         model: a model with adapters; not changed.
@@ -251,14 +261,20 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     # `merge` adds to the base weight in place, which is still that of `model`: hence the clone.
     for name, layer in list(_adapted(plain)):
         base = layer.get_base_layer()
-        weight = getattr(base, _weight_name(layer))
-        setattr(base, _weight_name(layer), nn.Parameter(weight.detach().clone(), requires_grad=False))
-        layer.merge()
+        if isinstance(base, QuantizedLinear):
+            base = plain_layer(base, layer.get_delta_weight(NAME))
+        else:
+            weight = getattr(base, _weight_name(layer))
+            setattr(base, _weight_name(layer), nn.Parameter(weight.detach().clone(), requires_grad=False))
+            layer.merge()
 
         # Several weights of one module, as experts have, are adapted by nested wrappers: the outermost is replaced.
         parent, _, child = name.rpartition(".")
         if child != "base_layer":
             setattr(plain.get_submodule(parent), child, base)
+
+    # Quantized layers without adapters.
+    dequantize(plain)
 
     # transformers no longer takes it for a model with adapters.
     plain._hf_peft_config_loaded = False
@@ -302,6 +318,8 @@ def _obstacle(model: PreTrainedModel) -> str:
     earlier = earlier_adapters(model)
     if earlier is None:
         return ""
+    if quantization_of(model) is not None:
+        return "the base was quantized after the earlier ones had been merged into it"
     names = _library().get_peft_model_state_dict(model, adapter_name=NAME, save_embedding_layers=False)
     return earlier.obstacle or stacking_obstacle(model.peft_config[NAME], names)
 
@@ -310,7 +328,8 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     """Save `adapter_config.json` and `adapter_model.safetensors`, as PEFT reads them, and the generation config.
 
     Adapters that were merged into the model when it was loaded become part of the saved one (`policies.stacked`). No
-    `config.json` is saved: with it, transformers would also look for the whole weights in this folder.
+    `config.json` is saved: with it, transformers would also look for the whole weights in this folder. How the base was
+    quantized is in the metadata of the weights, see `merge_adapter_folder`.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -332,7 +351,10 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
             end = ".weight" if name.endswith("lora_magnitude_vector") else ""
             # Layers that share trained rows have them once each in a file, which cannot have one tensor twice.
             weights[f"base_model.model.{name}{end}"] = weight.detach().clone().contiguous()
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    metadata = {"format": "pt"}
+    if (quantization := quantization_of(model)) is not None:
+        metadata[QUANTIZATION] = json.dumps(quantization)
+    save_file(weights, folder / ADAPTER_FILE, metadata=metadata)
 
     # A set's order differs from process to process, and files of equal runs should be equal.
     for name in ("target_modules", "exclude_modules", "target_parameters"):
@@ -369,18 +391,23 @@ def load_adapters(model: PreTrainedModel, file: str | Path) -> None:
 def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     """Return a base model with a saved adapter merged into its weights; all of them are trainable again.
 
-    What the adapter changed is recorded in the model: see `policies.stacked`.
+    What the adapter changed is recorded in the model: see `policies.stacked`. An adapter that this library trained on a
+    quantized base is merged into the weights of that base, dequantized: only with these it is the trained model.
 
     Args:
         base: the model that the adapter was trained on; changed by the merge.
         folder: folder with `adapter_config.json` and the adapter's weights, or a hub id.
 
     Raises:
-        MissingExtraError: PEFT is not installed.
+        MissingExtraError: PEFT is not installed, or the package that quantized the base.
         ModelError: the adapter does not fit the base, or cannot be merged.
     """
     peft = _library()
     trained = {name for name, weight in base.named_parameters() if weight.requires_grad}
+    quantization = saved_quantization(folder)
+    if quantization is not None:
+        quantize(base, quantization)
+        dequantize(base)
     says_tied = getattr(base.config, "tie_word_embeddings", False)
 
     # PEFT only warns of weights that the folder lacks, and would leave them as they were initialized.
@@ -394,6 +421,8 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
             adapted = peft.PeftModel.from_pretrained(base, folder, config=config)
             names = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
             obstacle = stacking_obstacle(adapted.peft_config[NAME], names)
+            if quantization is not None:
+                obstacle = "it was trained on a quantized base"
             changes = {} if obstacle else layer_changes(base, NAME)
             rows = {} if obstacle else row_changes(base, NAME)
             model: PreTrainedModel = adapted.merge_and_unload()
@@ -413,6 +442,27 @@ def merge_adapter_folder(base: PreTrainedModel, folder: str) -> PreTrainedModel:
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in trained)
     return model
+
+
+def saved_quantization(folder: str) -> dict[str, Any] | None:
+    """Return how the base of a saved adapter was quantized in its training; None if it was not.
+
+    Args:
+        folder: folder with the adapter's weights, or a hub id.
+
+    Raises:
+        ModelError: the file cannot be read, or names a quantization that this version does not have.
+    """
+    # Adapters of other programs may have other files.
+    file = cached_file(place_of(folder), ADAPTER_FILE, _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return None
+    try:
+        with safe_open(file, "pt") as weights:
+            saved = (weights.metadata() or {}).get(QUANTIZATION)
+        return None if saved is None else checked_quantization(json.loads(saved))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise ModelError(f"cannot read how the base of the adapter {folder!r} was quantized: {error}") from error
 
 
 def _library() -> Any:

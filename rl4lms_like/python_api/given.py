@@ -124,7 +124,7 @@ def _check_loaded(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise argument_error("model", f"expected a name, a folder or a loaded PreTrainedModel, got a {kind.__name__}")
     if getattr(model, "is_quantized", False) or getattr(model.config, "quantization_config", None) is not None:
-        way_out = "load it without quantization_config; dtype='bfloat16' and peft={'r': 8} need less memory"
+        way_out = "load it without quantization_config; peft={'r': 8} and quantization={'id': 'nf4'} quantize it"
         raise argument_error("model", f"a quantised model cannot be trained: {way_out}")
 
 

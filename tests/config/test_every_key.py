@@ -497,6 +497,7 @@ POLICY: dict[str, Row | Silent] = {
     "dropout": Row(True),
     "peft": Row({"r": 2}, see.adapters),
     "merge_on_save": Row(True, see.saved_files, {"alg.policy.args.peft": {"r": 2}}),
+    "quantization": Row({"id": "nf4"}, see.logged("rollout_info/log_prob"), {"alg.policy.args.peft": {"r": 2}}),
     "logits_budget_mb": Row(1, lambda made: made.policy._logits_budget),
     # tests/policies/test_speedups.py has the effect of each of them
     "speedups": Row({"keep_freed_memory": False}, lambda made: made.policy.arguments.used_speedups),
@@ -745,6 +746,11 @@ SUPERVISED: dict[str, Row | Silent] = {
     ),
     "alg.peft": Row({"r": 2}, lambda made: sorted(name for name, _ in made.run.model.named_parameters())),
     "alg.merge_on_save": Row(True, see.tuned, {"alg.peft": {"r": 2}}),
+    "alg.quantization": Row(
+        {"id": "int8"},
+        lambda made: sorted(name for name, _ in made.run.model.named_parameters()),
+        {"alg.peft": {"r": 2}},
+    ),
     "train_evaluation.eval_batch_size": Row(1, see.written_together),
     "train_evaluation.metrics.id": Row("distinct_n", see.written),
     "train_evaluation.metrics.args": Row(

@@ -16,8 +16,11 @@ POLICY = "alg.policy.args"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
+QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
+    "`policy.args.quantization` with `policy.args.peft`": QUANTIZED_ADAPTERS,
+    "the same with `distributed.strategy: fsdp`": {**QUANTIZED_ADAPTERS, "distributed.strategy": "fsdp"},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
     "`policy.args.generation_dtype: bfloat16`": {f"{POLICY}.generation_dtype": "bfloat16"},
     "the same with `args.importance_correction`": {
@@ -88,6 +91,11 @@ OFFLINE_CHANGES = {
     "`attn_implementation: flash_attention_2` with `bf16`": {
         "alg.attn_implementation": "flash_attention_2",
         f"{TRAINING}.bf16": True,
+    },
+    "`quantization` with `peft`": {
+        "alg.peft": {"r": 8},
+        "alg.merge_on_save": True,
+        "alg.quantization": {"id": "nf4"},
     },
     "`training_args.neftune_noise_alpha`": {f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`training_args.torch_compile`": {f"{TRAINING}.torch_compile": True},

@@ -256,6 +256,7 @@ OPTIONS: dict[str, list[Any]] = {
     ],
     "alg.policy.args.peft": [{"r": 4}, {"r": 0}, {"target_modules": ["nowhere"]}, {"target_modules": "all-linear"}, {}],
     "alg.policy.args.merge_on_save": [True],
+    "alg.policy.args.quantization": [{"id": "nf4"}, {"id": "nf4", "double": True}, {"id": "llm_int8"}, {"id": 8}, {}],
     "alg.policy.args.weight_decay": [0, 0.1],
     "alg.policy.args.optimizer_kwargs": [
         {"eps": 1e-6},
@@ -408,6 +409,7 @@ PREFERENCE_OPTIONS: dict[str, list[Any]] = {
     "alg.args.reference_model": ["models/causal", "models/seq2seq", "nowhere"],
     "alg.model_name": ["models/causal", "models/seq2seq", "gpt2"],
     "alg.merge_on_save": [True],
+    "alg.quantization": [{"id": "nf4"}, {"id": "int8", "double": True}, {"bits": 4}],
     "alg.generation_kwargs": [{"max_new_tokens": 3}, {"num_beams": 2}, {"beam": 1}],
     "alg.training_args.gradient_accumulation_steps": [2, 0],
     "alg.training_args.metric_for_best_model": ["loss", "rewards/accuracies", "rewards/acuracies"],
