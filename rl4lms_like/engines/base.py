@@ -71,7 +71,9 @@ class GenerationEngine(ABC):
     def update(self, policy: Any) -> None:  # noqa: B027  (an engine with the policy's own model has nothing to do)
         """Pass on the policy's weights if they changed; called before every `generate`.
 
-        With several processes, only the main one calls it, before all of them generate.
+        With several processes, only the main one calls it, before all of them generate. If they split the weights, the
+        others take part in `policy.full_weights()`, `policy.fingerprint()` and `policy.log_prob(episodes)`; other
+        passes of the policy are not possible here then.
 
         Args:
             policy: an `LMActorCriticPolicy`.

@@ -28,7 +28,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import VllmArguments, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
-from rl4lms_like.engines.weights import fingerprint, save_weights, weights_folder
+from rl4lms_like.engines.weights import save_weights, weights_folder
 from rl4lms_like.system.errors import EngineError, ModelError
 from rl4lms_like.system.event_loop import EventLoop, gathered
 from rl4lms_like.system.http_client import HttpClient, RemoteError
@@ -259,7 +259,7 @@ class VllmEngine(GenerationEngine):
         if self._is_asleep:
             self._post("/wake_up")
             self._is_asleep = False
-        weights = fingerprint(policy.model)
+        weights = policy.fingerprint()
         if self._synchronised is not None and torch.equal(weights, self._synchronised):
             return
 
@@ -273,7 +273,7 @@ class VllmEngine(GenerationEngine):
             self._check_unchanged(self._last_probed.server)
 
         # The cache of prefixes has keys and values of the old weights.
-        save_weights(policy.whole_model(), self._folder)
+        save_weights(policy, self._folder)
         self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}})
         self._post("/reset_prefix_cache")
 
@@ -294,7 +294,7 @@ class VllmEngine(GenerationEngine):
             raise self._error(f"serves another model: it has more than the {policy.vocab_size} tokens of the policy")
 
         # No error, since these weights are replaced next; but they may be those of another run.
-        gap = _mean_gap(self._policy_log_prob(policy, probe), self.score(probe))
+        gap = _mean_gap(policy.log_prob(probe), self.score(probe))
         if gap > self.arguments.max_gap:
             message = "the engine %s had other weights than the policy: their log-probs differ by %.3g nats per token"
             logger.warning(message, self.arguments.url, gap)
@@ -320,7 +320,7 @@ class VllmEngine(GenerationEngine):
     def _check_weights(self, policy: Any) -> None:
         """Compare the log-probs of server and policy on the probe after a synchronisation."""
         assert self._probe is not None
-        ours = self._policy_log_prob(policy, self._probe)
+        ours = policy.log_prob(self._probe)
         theirs = self.score(self._probe)
         gap = _mean_gap(ours, theirs)
         limit = self.arguments.max_gap
@@ -349,13 +349,6 @@ class VllmEngine(GenerationEngine):
         if not gap <= self.arguments.max_gap:
             text = "has other weights than it was given before it generated the last rollout: its log-probs changed by"
             raise self._error(f"{text} {gap:.3g} nats per token (max_gap {self.arguments.max_gap:g})")
-
-    @torch.no_grad()
-    def _policy_log_prob(self, policy: Any, episodes: EpisodeBatch) -> Tensor:
-        """Return the policy's log-probs of the responses `[n_tokens]`."""
-        policy.set_training_mode(False)
-        log_prob: Tensor = policy.action_scores(episodes.to(policy.device)).log_prob
-        return log_prob.float().cpu()
 
     def gaps(self, episodes: EpisodeBatch, log_prob: Tensor) -> dict[str, float]:
         """Return mean and largest absolute gap, KL estimate `k3` and effective sample size of a rollout.

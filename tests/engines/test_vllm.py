@@ -7,12 +7,15 @@ import time
 import pytest
 import torch
 
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
-from rl4lms_like.system.errors import ConfigError, EngineError, ModelError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, EngineError, MetricError, ModelError, RL4LMsLikeError
 from rl4lms_like.testing import models
+from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from tests.builders import SAMPLING, make_policy
 from tests.dialogues import dialogue_env
 from tests.engines.vllm_server import VllmServer, send
@@ -403,3 +406,20 @@ def test_each_turn_of_a_dialogue_is_a_request_and_only_actions_are_compared(serv
     torch.testing.assert_close(episodes.behavior_log_prob, policy.score(episodes).log_prob, atol=1e-5, rtol=0)
     scored = policy.engine.external.score(episodes)
     torch.testing.assert_close(scored, policy.score(episodes).log_prob, atol=1e-5, rtol=0)
+
+
+class ReadsModel(BaseMetric):
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        return {"reads_model": (None, float(model.num_parameters()))}
+
+
+def test_a_metric_that_reads_a_model_which_stays_split_is_named(serve, policy_of, tiny_tokenizer, monkeypatch):
+    policy = policy_of(serve())
+    responder = Responder(policy, tiny_tokenizer, batch_size=2, max_prompt_length=8, eos_token_ids=[1], dialogue=None)
+    samples = [Sample(str(i), text, [""]) for i, text in enumerate(("Once", "A film"))]
+    evaluation = evaluate_on_samples(responder, samples, [ReadsModel()], split_name="val")
+    assert evaluation.scores == {"reads_model": policy.n_parameters}
+
+    monkeypatch.setattr(type(policy), "stays_split", True)
+    with pytest.raises(MetricError, match=r"ReadsModel.*num_parameters.*weights are split.*ddp"):
+        evaluate_on_samples(responder, samples, [ReadsModel()], split_name="val")
