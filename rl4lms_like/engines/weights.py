@@ -11,11 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rl4lms_like.system.disk import refuse_links_in, saving, with_home
+from rl4lms_like.system.disk import refuse_links_in, remove_path, saving, with_home
 from rl4lms_like.system.errors import EngineError
 
 MARKER = "engine_weights.txt"
 """File that shows that a folder has weights of an engine, and may be overwritten."""
+ADAPTERS = "adapters-"
+"""Beginning of the names of folders of adapters in it."""
 
 
 def weights_folder(weights_dir: str) -> Path:
@@ -43,9 +45,32 @@ def save_weights(policy: Any, folder: Path) -> None:
     Raises:
         RL4LMsLikeError: the folder cannot be written.
     """
-    # The marker comes first: a folder whose writing was interrupted may still be overwritten.
     with saving(f"the weights of the engine to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        refuse_links_in(folder)  # once more: the folder may be one that others can write to
-        (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
+        _prepare(folder)
         policy.write_full_weights(folder)
+
+
+def save_adapters(policy: Any, folder: Path, name: str) -> Path:
+    """Save the adapters of a policy in a folder of this name within the folder of weights; return its path.
+
+    Those of other names are removed.
+
+    Raises:
+        RL4LMsLikeError: the folder cannot be written.
+    """
+    with saving(f"the adapters of the engine to {folder}"):
+        _prepare(folder)
+        for earlier in folder.glob(f"{ADAPTERS}*"):
+            remove_path(earlier)
+        adapters = folder / f"{ADAPTERS}{name}"
+        policy.write_adapters(adapters)
+    return adapters
+
+
+def _prepare(folder: Path) -> None:
+    """Create the folder of weights, or check it once more: it may be one that others can write to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links_in(folder)
+
+    # Before any weights: a folder whose writing was interrupted may still be overwritten.
+    (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")

@@ -52,6 +52,7 @@ from rl4lms_like.policies.loading import (
     save_value_head,
     save_whole,
 )
+from rl4lms_like.policies.lora import save_adapters
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.parity import (
     check_decoding,
@@ -850,6 +851,14 @@ class LMActorCriticPolicy(BasePolicy):
             OSError: the folder cannot be written.
         """
         save_whole(self.policy_model, folder, self._saved_dropout, tied=True)
+
+    def write_adapters(self, folder: Path) -> None:
+        """Write the adapters to a folder as PEFT saves them, also if `merge_on_save` is set.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        save_adapters(self.policy_model, folder)
 
     def save_model(
         self,

@@ -68,27 +68,32 @@ class PolicyEngine:
         if not self.ranks.is_main:
             with policy.led_by_main():
                 pass
-        self.ranks.from_main(lambda: self._lead_update(policy))
+        state = self.ranks.from_main(lambda: self._lead_update(policy))
+        if not self.ranks.is_main:
+            self.external.follow(state)
 
-    def _lead_update(self, policy: EnginePolicy) -> None:
+    def _lead_update(self, policy: EnginePolicy) -> Any:
         with policy.led_by_main():
-            self.update(policy)
+            return self.update(policy)
 
-    def update(self, policy: EnginePolicy) -> None:
+    def update(self, policy: EnginePolicy) -> Any:
         """Pass on the policy's weights if they changed, after what is generated in the background.
 
         Only the main process does: all processes have the same weights and the same engine.
+
+        Returns:
+            The result of the engine's own `update`.
 
         Raises:
             EngineError: the engine failed.
         """
         if self.external is None or not self.ranks.is_main:
-            return
+            return None
 
         # New weights in the middle of a response would make its log-probs those of no policy.
         wait(self._in_background)
         self._in_background = []
-        self.external.update(policy)
+        return self.external.update(policy)
 
     def rest(self) -> None:
         """Let the engine release resources, at the start of an update of the policy."""
