@@ -1,6 +1,6 @@
 """Peak memory of two processes that pass split weights to an engine and save them: all at once, and block by block.
 
-    python -m benchmarks.streamed_weights             # a Llama with 255 million parameters; about 3 minutes
+    python -m benchmarks.streamed_weights             # a Llama with 255 million parameters
     python -m benchmarks.streamed_weights --quick     # a tiny one, nothing written
 
     synchronise   write the weights as an engine loads them
@@ -36,6 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.initialization import no_init_weights
 
 from benchmarks.ppo_iteration import RESULTS, machine
 from benchmarks.systems.worker import peak_mb
@@ -52,7 +53,7 @@ WAYS = ("at once", "streamed")
 
 
 def make_model(sizes: dict[str, int]) -> LlamaForCausalLM:
-    """Return a random Llama with an output layer of its own."""
+    """Return a Llama with an output layer of its own, no two weights of which are the same."""
     config = LlamaConfig(
         vocab_size=sizes["vocabulary"],
         hidden_size=sizes["width"],
@@ -60,8 +61,11 @@ def make_model(sizes: dict[str, int]) -> LlamaForCausalLM:
         num_hidden_layers=sizes["layers"],
         num_attention_heads=8,
     )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config)
+    with no_init_weights():
+        model = LlamaForCausalLM(config)
+    for number, weight in enumerate(model.parameters(), 1):
+        weight.data = torch.linspace(-number, number, weight.numel()).view_as(weight)
+    return model
 
 
 def at_once(work: str, model: LlamaForCausalLM, network: ShardedNetwork, folder: Path, *, is_main: bool) -> None:

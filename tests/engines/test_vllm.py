@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import StopStrings
 from rl4lms_like.engines.arguments import VllmArguments
@@ -20,6 +21,7 @@ from rl4lms_like.system.errors import ConfigError, EngineError, MetricError, Mod
 from rl4lms_like.testing import models
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from tests.builders import SAMPLING, make_policy
+from tests.configs import run_blocks
 from tests.dialogues import dialogue_env
 from tests.engines.vllm_server import VllmServer, send
 
@@ -535,6 +537,10 @@ def test_adapters_of_another_base_are_an_error(serve, policy_of):
     ],
 )
 def test_adapters_that_a_server_does_not_load_are_refused(path, peft):
-    engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w", "sync": "adapters"}}
-    with pytest.raises(ConfigError, match=re.escape(path)):
-        make_policy("causal", "none", engine=engine, peft=peft)
+    blocks = run_blocks()
+    args = {"url": "http://127.0.0.1:1", "weights_dir": "w", "sync": "adapters"}
+    blocks["alg"]["policy"]["args"] |= {"engine": {"id": "vllm", "args": args}, "peft": {"r": 4}}
+    parse_config(blocks)
+    blocks["alg"]["policy"]["args"]["peft"] = peft
+    with pytest.raises(ConfigError, match=re.escape(f"alg.policy.args.{path}")):
+        parse_config(blocks)
