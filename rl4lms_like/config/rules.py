@@ -454,11 +454,6 @@ def algorithm_with_split_weights(distributed: DistributedConfig, alg: Algorithm)
 def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArguments) -> Issues:
     """Check that the policy's weights can be split, and are all on the device of their process."""
     if distributed.strategy == "fsdp":
-        # An engine gets a whole model into which the adapters are merged; split weights are never merged.
-        id = policy.engine["id"]
-        if policy.peft is not None and id != OWN_ENGINE:
-            text = f"with the engine {id}, {shown(policy.peft)} {_WHOLE_WEIGHTS}, or use engine: {{id: {OWN_ENGINE}}}"
-            yield ConfigIssue("alg.policy.args.peft", text)
         if policy.compile:
             yield ConfigIssue("alg.policy.args.compile", f"true {_WHOLE_WEIGHTS}")
         if policy.generates_in_other_dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.system.http_client import check_url, secret_headers
@@ -27,9 +27,12 @@ class VllmArguments:
     """Arguments of the engine `vllm`.
 
     Args:
-        url: address of the server, `http://127.0.0.1:8000`.
-        weights_dir: folder that this process and the server see under the same path. The weights are passed on through
+        url: address of the server, `http://127.0.0.1:8000`; or a list of the addresses of several, which divide the
+            requests.
+        weights_dir: folder that this process and the servers see under the same path. The weights are passed on through
             it. It is created; a folder with other files is refused.
+        sync: what is passed on: `weights`, those of the whole model; or `adapters`, with `peft` only these, each time
+            under a new name, to a server that was started with the base model and `--enable-lora`.
         timeout: time limit of a request in seconds.
         retries: maximum number of retries of a request after a timeout, a lost connection or a status of 500 and above.
         backoff: seconds before the first retry; doubled with each retry.
@@ -45,8 +48,9 @@ class VllmArguments:
         *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "use_cache", "post_processing_fn"),
     )
 
-    url: str
+    url: str | list[str]
     weights_dir: str
+    sync: Literal["weights", "adapters"] = "weights"
     timeout: Positive = 600.0
     retries: Whole = 3
     backoff: NonNegative = 1.0
@@ -56,9 +60,18 @@ class VllmArguments:
     headers_from_env: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
-        """Validate the address and the variables."""
-        check_url(self.url)
+        """Validate the addresses and the variables."""
+        for url in self.urls:
+            check_url(url)
+        if not self.urls or len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"url: expected one address or several different ones, got {self.url!r}")
         secret_headers(self.headers_from_env)
+
+    @property
+    def urls(self) -> list[str]:
+        """Address of each server, without a slash at its end."""
+        urls = [self.url] if isinstance(self.url, str) else self.url
+        return [url.rstrip("/") for url in urls]
 
     @classmethod
     def unsupported(cls, generation_kwargs: Mapping[str, Any]) -> list[str]:

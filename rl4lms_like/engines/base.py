@@ -68,14 +68,22 @@ class GenerationEngine(ABC):
             The finished episodes.
         """
 
-    def update(self, policy: Any) -> None:  # noqa: B027  (an engine with the policy's own model has nothing to do)
+    def update(self, policy: Any) -> Any:  # noqa: B027  (an engine with the policy's own model has nothing to do)
         """Pass on the policy's weights if they changed; called before every `generate`.
 
-        With several processes, only the main one calls it, before all of them generate.
+        With several processes, only the main one calls it, before all of them generate. If they split the weights, the
+        others take part in `policy.full_weights()`, `policy.fingerprint()` and `policy.log_prob(episodes)`; other
+        passes of the policy are not possible here then.
 
         Args:
             policy: an `LMActorCriticPolicy`.
+
+        Returns:
+            What the other processes need to generate, given to their `follow`; by default nothing.
         """
+
+    def follow(self, state: Any) -> None:  # noqa: B027
+        """Generate with what `update` has returned in the main process; called in the others after each `update`."""
 
     def gaps(self, episodes: EpisodeBatch, log_prob: Tensor) -> dict[str, float]:
         """Return logged numbers about the difference of the engine's log-probs from the policy's.

@@ -1,10 +1,11 @@
-"""Generation by a vLLM server that has the policy's weights.
+"""Generation by vLLM servers that have the policy's weights.
 
     prompt ids ─ POST /v1/completions ─> token ids, log-probs         one request for each response, with its own seed
     weights ─ weights_dir ─ POST /collective_rpc reload_weights       whenever they changed since the last time
+    or adapters ─ weights_dir ─ POST /v1/load_lora_adapter            the same, under a new name
 
-The server is not trusted to have the right weights. After each synchronisation its log-probs of a few texts are
-compared with the policy's, and in each rollout those of the responses.
+Several servers divide the requests. No server is trusted to have the right weights: after each synchronisation its
+log-probs of a few texts are compared with the policy's, and in each rollout those of the responses.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Annotated, Any, Literal, NamedTuple
+from uuid import uuid4
 
 import torch
 from annotated_types import Interval, Len
@@ -28,7 +30,7 @@ from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.stop_strings import StopStrings, stop_strings_of
 from rl4lms_like.engines.arguments import VllmArguments, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
-from rl4lms_like.engines.weights import fingerprint, save_weights, weights_folder
+from rl4lms_like.engines.weights import save_adapters, save_weights, weights_folder
 from rl4lms_like.system.errors import EngineError, ModelError
 from rl4lms_like.system.event_loop import EventLoop, gathered
 from rl4lms_like.system.http_client import HttpClient, RemoteError
@@ -36,7 +38,7 @@ from rl4lms_like.system.http_client import HttpClient, RemoteError
 logger = logging.getLogger(__name__)
 
 N_PROBES = 4
-"""Number of texts on which the log-probs are compared after a synchronisation."""
+"""Number of texts on which the log-probs are compared after a synchronisation, or one for each server if more."""
 PROMPT_LENGTH = 4
 RESPONSE_LENGTH = 8
 N_SCORED = 8
@@ -75,11 +77,11 @@ class _ProbeScores(NamedTuple):
     """Log-probs `[n_tokens]` of the probe after a synchronisation."""
 
     policy: Tensor
-    server: Tensor
+    servers: list[Tensor]  # in the order of the addresses
 
 
 class VllmEngine(GenerationEngine):
-    """Client of a vLLM server; its arguments are those of `VllmArguments`.
+    """Client of one or several vLLM servers; its arguments are those of `VllmArguments`.
 
     Raises:
         ValueError: an argument is invalid, or a variable of `headers_from_env` is not set.
@@ -92,15 +94,18 @@ class VllmEngine(GenerationEngine):
     def __init__(self, **arguments: Any) -> None:
         self.arguments = VllmArguments(**arguments)
         options = self.arguments
-        self._server = HttpClient(
-            options.url.rstrip("/"),
-            timeout_s=options.timeout,
-            retries=options.retries,
-            backoff_s=options.backoff,
-            headers_from_env=options.headers_from_env,
-            max_response_bytes=LARGEST_ANSWER,
-            max_connections=options.max_connections,
-        )
+        self._servers: list[HttpClient] = []
+        for url in options.urls:
+            server = HttpClient(
+                url,
+                timeout_s=options.timeout,
+                retries=options.retries,
+                backoff_s=options.backoff,
+                headers_from_env=options.headers_from_env,
+                max_response_bytes=LARGEST_ANSWER,
+                max_connections=options.max_connections,
+            )
+            self._servers.append(server)
         self._folder = weights_folder(options.weights_dir)
         self._loop = EventLoop("vllm engine")
 
@@ -110,14 +115,15 @@ class VllmEngine(GenerationEngine):
         self._probe: EpisodeBatch | None = None
         self._last_probed: _ProbeScores | None = None
 
+        self._adapters: str | None = None  # name of the adapters that the servers have, with `sync: adapters`
         self._samples_other = False
         self._is_asleep = False
         self._sync_s = 0.0  # seconds of synchronisations since `gaps` was last called
 
     @property
     def name(self) -> str:
-        """Name of the engine in errors: its address."""
-        return f"the engine {self.arguments.url}"
+        """Name of the engine in errors: its addresses."""
+        return f"the engine {', '.join(self.arguments.urls)}"
 
     # --- generation -------------------------------------------------------------------------------------------------
 
@@ -165,21 +171,23 @@ class VllmEngine(GenerationEngine):
             if seed is not None:
                 body["seed"] = derived_seed(seed, "response", row)
             bodies.append(body)
-        choices = self._choices(bodies)
+        servers = self._divided(len(bodies))
+        choices = self._choices(bodies, servers)
 
         # A server that ignores a parameter would otherwise change the rollout without an error.
-        for choice in choices:
+        for choice, server in zip(choices, servers, strict=True):
             n_tokens = len(choice.token_ids)
             n_log_probs = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
             if n_tokens > request["max_tokens"]:
-                raise self._error(f"generated {n_tokens} tokens, of at most {request['max_tokens']}")
+                raise _error(server, f"generated {n_tokens} tokens, of at most {request['max_tokens']}")
             if choice.finish_reason == "length" and n_tokens < request["max_tokens"]:
-                raise self._error(
+                raise _error(
+                    server,
                     f"cut off a response after {n_tokens} tokens, of {request['max_tokens']}: start it with a larger "
-                    f"--max-model-len (at least the longest prompt plus the longest response plus 1)"
+                    f"--max-model-len (at least the longest prompt plus the longest response plus 1)",
                 )
             if record_log_prob and n_log_probs != n_tokens:
-                raise self._error(f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
+                raise _error(server, f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
         return self._episodes(prompts, choices, eos_token_ids, stops)
 
     def _episodes(
@@ -205,7 +213,8 @@ class VllmEngine(GenerationEngine):
                 terminated[row] = True
             if choice.finish_reason == "stop" and not terminated[row]:
                 detail = "ended a response at a token that does not end responses of this run: start the server with"
-                raise self._error(f"{detail} --generation-config vllm, and with the tokenizer of the run")
+                server = self._divided(len(choices))[row]
+                raise _error(server, f"{detail} --generation-config vllm, and with the tokenizer of the run")
 
         # There are log-probs of all generated tokens; those after the cut are dropped.
         recorded = [choice.logprobs.token_logprobs for choice in choices if choice.logprobs is not None]
@@ -217,8 +226,12 @@ class VllmEngine(GenerationEngine):
         episodes = EpisodeBatch(prompt_ids, prompt_mask, response_ids, mask, terminated, behavior_log_prob=log_prob)
         return episodes.trimmed()
 
-    def score(self, episodes: EpisodeBatch) -> Tensor:
+    def score(self, episodes: EpisodeBatch, server: HttpClient | None = None) -> Tensor:
         """Return the engine's own log-probs of the actions `[n_tokens]`, at temperature 1.
+
+        Args:
+            episodes: the episodes.
+            server: scores all of them; by default, all servers divide them.
 
         Raises:
             EngineError: the server failed.
@@ -230,19 +243,20 @@ class VllmEngine(GenerationEngine):
         for prompt, response in zip(prompts, responses, strict=True):
             ids = prompt + response
             bodies.append({"prompt": ids, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0.0})
-        choices = self._choices(bodies)
+        servers = self._divided(len(bodies)) if server is None else [server] * len(bodies)
+        choices = self._choices(bodies, servers)
 
         # One entry per token of the text: token id -> log-prob, of this token and perhaps of more probable ones.
         log_probs: list[float] = []  # of all response tokens
-        for choice, prompt, response in zip(choices, prompts, responses, strict=True):
+        for choice, prompt, response, asked in zip(choices, prompts, responses, servers, strict=True):
             entries = (choice.prompt_logprobs or [])[len(prompt) :]
             of_response = []
             for entry, token in zip(entries, response, strict=False):
                 if entry and token in entry:
                     of_response.append(entry[token].logprob)
             if len(of_response) != len(response):
-                raise self._error(
-                    f"answered with log-probs of {len(of_response)} of the {len(response)} tokens of a text"
+                raise _error(
+                    asked, f"answered with log-probs of {len(of_response)} of the {len(response)} tokens of a text"
                 )
             log_probs += of_response
         is_action = episodes.action_mask[episodes.response_mask].cpu()
@@ -250,8 +264,8 @@ class VllmEngine(GenerationEngine):
 
     # --- synchronisation --------------------------------------------------------------------------------------------
 
-    def update(self, policy: Any) -> None:
-        """Pass on the policy's weights if they changed since the last time.
+    def update(self, policy: Any) -> str | None:
+        """Pass on the policy's weights if they changed since the last time; return the name of its adapters.
 
         Raises:
             EngineError: the server failed, or its log-probs are not those of the policy.
@@ -259,9 +273,9 @@ class VllmEngine(GenerationEngine):
         if self._is_asleep:
             self._post("/wake_up")
             self._is_asleep = False
-        weights = fingerprint(policy.model)
+        weights = policy.fingerprint()
         if self._synchronised is not None and torch.equal(weights, self._synchronised):
-            return
+            return self._adapters
 
         start = time.perf_counter()
         self._samples_other = _samples_other(policy.arguments.generation_kwargs)
@@ -270,34 +284,62 @@ class VllmEngine(GenerationEngine):
 
         # Before the server gets new weights, while it should still have those of the last time.
         if policy.arguments.is_ahead and self._last_probed is not None:
-            self._check_unchanged(self._last_probed.server)
+            self._check_unchanged(self._last_probed.servers)
 
-        # The cache of prefixes has keys and values of the old weights.
-        save_weights(policy.whole_model(), self._folder)
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}})
-        self._post("/reset_prefix_cache")
+        if self.arguments.sync == "adapters":
+            self._pass_on_adapters(policy)
+        else:
+            # The cache of prefixes has keys and values of the old weights.
+            save_weights(policy, self._folder)
+            self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(self._folder)}})
+            self._post("/reset_prefix_cache")
 
         # Last: if the check fails, the next generation tries again.
         self._check_weights(policy)
         self._synchronised = weights
         self._sync_s += time.perf_counter() - start
+        return self._adapters
+
+    def follow(self, state: str | None) -> None:
+        """Generate with the adapters of this name."""
+        self._adapters = state
+
+    def _pass_on_adapters(self, policy: Any) -> None:
+        """Let the servers load the adapters of the policy, and generate with them from now on."""
+        # A new name each time, also after an interruption: a server may keep adapters, and keys and values of prompts,
+        # of a name that it knows.
+        before = self._adapters
+        name = f"policy-{uuid4().hex}"
+        folder = save_adapters(policy, self._folder, name)
+        self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)})
+        self._adapters = name
+        if before is not None:
+            self._post("/v1/unload_lora_adapter", {"lora_name": before})
 
     def _first_probe(self, policy: Any) -> EpisodeBatch:
-        """Return a few texts of the server, and log a warning if its weights are not those of the policy."""
-        # Random prompts, and responses of the server at temperature 1; without end tokens all have full length.
+        """Return a few texts of the servers, and log a warning for each whose weights are not those of the policy."""
+        # Random prompts, at least one for each server, and responses at temperature 1; without end tokens all have full
+        # length.
         generator = torch.Generator().manual_seed(0)
-        prompts = torch.randint(0, policy.vocab_size, (N_PROBES, PROMPT_LENGTH), generator=generator)
+        n_texts = max(N_PROBES, len(self._servers))
+        prompts = torch.randint(0, policy.vocab_size, (n_texts, PROMPT_LENGTH), generator=generator)
         prompt_mask = torch.ones_like(prompts)
         kwargs = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH}
         probe = self.generate(prompts, prompt_mask, eos_token_ids=(), generation_kwargs=kwargs, seed=0)
-        if int(probe.response_ids.max()) >= policy.vocab_size:
-            raise self._error(f"serves another model: it has more than the {policy.vocab_size} tokens of the policy")
+        largest = probe.response_ids.max(dim=1).values
+        for token, server in zip(largest.tolist(), self._divided(n_texts), strict=True):
+            if token >= policy.vocab_size:
+                detail = f"serves another model: it has more than the {policy.vocab_size} tokens of the policy"
+                raise _error(server, detail)
 
-        # No error, since these weights are replaced next; but they may be those of another run.
-        gap = _mean_gap(self._policy_log_prob(policy, probe), self.score(probe))
-        if gap > self.arguments.max_gap:
-            message = "the engine %s had other weights than the policy: their log-probs differ by %.3g nats per token"
-            logger.warning(message, self.arguments.url, gap)
+        # No error, since these weights are replaced next; but they may be those of another run. Adapters are those of
+        # the base that the server keeps.
+        ours = policy.log_prob(probe)
+        for server in self._servers if self.arguments.sync == "weights" else ():
+            gap = _mean_gap(ours, self.score(probe, server))
+            if gap > self.arguments.max_gap:
+                message = "the engine %s had other weights than the policy: log-probs differ by %.3g nats per token"
+                logger.warning(message, server.url, gap)
 
         # At temperature 0.5 the log-probs of the sampled distribution are not those of the model, unless both are 0.
         if self._samples_other:
@@ -312,50 +354,61 @@ class VllmEngine(GenerationEngine):
             sampled = cold.behavior_log_prob
             assert sampled is not None
             of_model = self.score(cold)
-            if float(of_model.min()) < -SAME and float((sampled - of_model).abs().max()) <= SAME:
-                detail = "returns the log-probs of the model, not of the distribution that it samples from"
-                raise self._error(f"{detail} (generation_kwargs): start it with --logprobs-mode processed_logprobs")
+            servers = self._divided(cold.n_episodes)
+            for server in self._servers:
+                rows = torch.tensor([row for row, asked in enumerate(servers) if asked is server])
+                tokens = cold.token_index(rows)
+                is_same = float((sampled - of_model)[tokens].abs().max()) <= SAME
+                if float(of_model[tokens].min()) < -SAME and is_same:
+                    detail = "returns the log-probs of the model, not of the distribution that it samples from"
+                    advice = "(generation_kwargs): start it with --logprobs-mode processed_logprobs"
+                    raise _error(server, f"{detail} {advice}")
         return probe
 
     def _check_weights(self, policy: Any) -> None:
-        """Compare the log-probs of server and policy on the probe after a synchronisation."""
+        """Compare the log-probs of each server and the policy on the probe after a synchronisation."""
         assert self._probe is not None
-        ours = self._policy_log_prob(policy, self._probe)
-        theirs = self.score(self._probe)
-        gap = _mean_gap(ours, theirs)
+        ours = policy.log_prob(self._probe)
         limit = self.arguments.max_gap
-        if not gap <= limit:  # also if it is NaN
-            raise self._error(
-                f"has other log-probs than the policy after it loaded {self._folder}: they differ by "
-                f"{gap:.3g} nats per token (max_gap {limit:g}). Likely causes: it serves another model, it does not "
-                f"see this folder, or its precision is low (start it with --dtype float32, or raise max_gap)"
-            )
+        last = self._last_probed
+        log_probs = []
+        has_changed = True
+        for number, server in enumerate(self._servers):
+            theirs = self.score(self._probe, server)
+            gap = _mean_gap(ours, theirs)
+            if not gap <= limit:  # also if it is NaN
+                raise _error(
+                    server,
+                    f"has other log-probs than the policy after it loaded {self._folder}: they differ by "
+                    f"{gap:.3g} nats per token (max_gap {limit:g}). Likely causes: it serves another model, it does "
+                    f"not see this folder, or its precision is low (start it with --dtype float32, or raise max_gap)",
+                )
 
-        # A small step changes log-probs by less than `max_gap`, so old weights would pass. But then the server's have
-        # not changed in a single bit. They are compared again when the policy has moved further.
-        if self._last_probed is not None and torch.equal(theirs, self._last_probed.server):
-            if float((ours - self._last_probed.policy).abs().max()) > MOVED:
-                raise self._error(f"did not load the new weights in {self._folder}: its log-probs did not change")
-            return
-        self._last_probed = _ProbeScores(policy=ours, server=theirs)
+            # A small step changes log-probs by less than `max_gap`, so old weights would pass. But then the server's
+            # have not changed in a single bit. They are compared again when the policy has moved further.
+            if last is not None and torch.equal(theirs, last.servers[number]):
+                has_changed = False
+                if float((ours - last.policy).abs().max()) > MOVED:
+                    detail = f"did not load the new weights in {self._folder}: its log-probs did not change"
+                    raise _error(server, detail)
+            log_probs.append(theirs)
+        if has_changed:
+            self._last_probed = _ProbeScores(policy=ours, servers=log_probs)
 
-    def _check_unchanged(self, before: Tensor) -> None:
-        """Check that the server generated with the weights that it was given; `before` are its log-probs of the probe.
+    def _check_unchanged(self, before: Sequence[Tensor]) -> None:
+        """Check that the servers generated with the weights that they were given.
 
         With `ahead: 1`, the log-probs of a rollout cannot be compared with those of the policy's current weights.
+
+        Args:
+            before: log-probs of the probe of each server.
         """
         assert self._probe is not None
-        gap = _mean_gap(before, self.score(self._probe))
-        if not gap <= self.arguments.max_gap:
-            text = "has other weights than it was given before it generated the last rollout: its log-probs changed by"
-            raise self._error(f"{text} {gap:.3g} nats per token (max_gap {self.arguments.max_gap:g})")
-
-    @torch.no_grad()
-    def _policy_log_prob(self, policy: Any, episodes: EpisodeBatch) -> Tensor:
-        """Return the policy's log-probs of the responses `[n_tokens]`."""
-        policy.set_training_mode(False)
-        log_prob: Tensor = policy.action_scores(episodes.to(policy.device)).log_prob
-        return log_prob.float().cpu()
+        for server, log_prob in zip(self._servers, before, strict=True):
+            gap = _mean_gap(log_prob, self.score(self._probe, server))
+            if not gap <= self.arguments.max_gap:
+                text = "has other weights than it was given before it generated the last rollout: its log-probs changed"
+                raise _error(server, f"{text} by {gap:.3g} nats per token (max_gap {self.arguments.max_gap:g})")
 
     def gaps(self, episodes: EpisodeBatch, log_prob: Tensor) -> dict[str, float]:
         """Return mean and largest absolute gap, KL estimate `k3` and effective sample size of a rollout.
@@ -379,9 +432,10 @@ class VllmEngine(GenerationEngine):
         gap = _mean_gap(ours, theirs)
         limit = self.arguments.max_gap
         if not gap <= limit:
-            raise self._error(
-                f"generated a rollout with other log-probs than the policy's: they differ by {gap:.3g} nats per token "
-                f"(max_gap {limit:g}), so its weights are not those of the policy, or its precision is low"
+            raise EngineError(
+                f"{self.name} generated a rollout with other log-probs than the policy's: they differ by {gap:.3g} "
+                f"nats per token (max_gap {limit:g}), so its weights are not those of the policy, or its precision is "
+                f"low"
             )
 
         seconds = self._sync_s
@@ -402,19 +456,26 @@ class VllmEngine(GenerationEngine):
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def _choices(self, bodies: Sequence[Mapping[str, Any]]) -> list[_Choice]:
-        """Return the completion of each request, in order."""
+    def _divided(self, n_requests: int) -> list[HttpClient]:
+        """Return the server of each request; consecutive ones, as those of one prompt, have the same."""
+        return [self._servers[number * len(self._servers) // n_requests] for number in range(n_requests)]
+
+    def _choices(self, bodies: Sequence[Mapping[str, Any]], servers: Sequence[HttpClient]) -> list[_Choice]:
+        """Return the completion of each request by its server, in order."""
         # Ids instead of texts: decoding and encoding again does not always give the same tokens.
-        common = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-        calls = [partial(self._answer, "/v1/completions", {**common, **body}) for body in bodies]
+        common: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        if self._adapters is not None:
+            common["model"] = self._adapters
+        calls = []
+        for body, server in zip(bodies, servers, strict=True):
+            calls.append(partial(_answer, server, "/v1/completions", {**common, **body}))
         contents = self._run(gathered(calls, self.arguments.max_connections))
-        return [self._parsed(content).choices[0] for content in contents]
+        return [_parsed(server, content).choices[0] for content, server in zip(contents, servers, strict=True)]
 
     def _post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        self._run(self._answer(path, body or {}))
-
-    async def _answer(self, path: str, body: Mapping[str, Any]) -> bytes:
-        return await self._server.answer(json.dumps(body).encode(), path)
+        """Send a request to all servers at the same time."""
+        calls = [partial(_answer, server, path, body or {}) for server in self._servers]
+        self._run(gathered(calls, len(calls)))
 
     def _run(self, work: Any) -> Any:
         try:
@@ -422,17 +483,24 @@ class VllmEngine(GenerationEngine):
         except RemoteError as error:
             raise EngineError(f"the engine {error}") from error
 
-    def _parsed(self, content: bytes) -> _Completion:
-        try:
-            return _Completion.model_validate_json(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "text"
-            failed = self._server.error(f"answered 200 with an invalid {field} ({first['msg']})", content)
-            raise EngineError(f"the engine {failed}") from error
 
-    def _error(self, what: str) -> EngineError:
-        return EngineError(f"the engine {self._server.error(what)}")
+async def _answer(server: HttpClient, path: str, body: Mapping[str, Any]) -> bytes:
+    return await server.answer(json.dumps(body).encode(), path)
+
+
+def _parsed(server: HttpClient, content: bytes) -> _Completion:
+    try:
+        return _Completion.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "text"
+        failed = server.error(f"answered 200 with an invalid {field} ({first['msg']})", content)
+        raise EngineError(f"the engine {failed}") from error
+
+
+def _error(server: HttpClient, what: str) -> EngineError:
+    """Return an error that names the server."""
+    return EngineError(f"the engine {server.error(what)}")
 
 
 def _sampling(

@@ -1,4 +1,4 @@
-"""Weights of a policy in a folder, as an engine loads them: a whole model in safetensors, adapters merged.
+"""The folder through which an engine gets the weights of a policy: safetensors, with adapters merged.
 
 Tied weights are written under each of their names. Engines that load weights into a running model may not tie them
 again, and their embedding and output layer would then differ.
@@ -11,16 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from rl4lms_like.system.disk import refuse_links_in, saving, with_home
+from rl4lms_like.system.disk import refuse_links_in, remove_path, saving, with_home
 from rl4lms_like.system.errors import EngineError
 
 MARKER = "engine_weights.txt"
 """File that shows that a folder has weights of an engine, and may be overwritten."""
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Bytes of a number -> the integer type of the same size."""
+ADAPTERS = "adapters-"
+"""Beginning of the names of folders of adapters in it."""
 
 
 def weights_folder(weights_dir: str) -> Path:
@@ -42,33 +39,38 @@ def weights_folder(weights_dir: str) -> Path:
     return folder
 
 
-def save_weights(model: Any, folder: Path) -> None:
-    """Save a model without adapters; create the folder.
+def save_weights(policy: Any, folder: Path) -> None:
+    """Save the weights of a policy; create the folder.
 
     Raises:
         RL4LMsLikeError: the folder cannot be written.
     """
-    # Tied weights have the same memory, which safetensors writes under one name only: the others are copies.
-    weights: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, weight in model.state_dict().items():
-        weights[name] = weight.clone() if weight.data_ptr() in seen else weight
-        seen.add(weight.data_ptr())
-
-    # The marker comes first: a folder whose writing was interrupted may still be overwritten.
     with saving(f"the weights of the engine to {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        refuse_links_in(folder)  # once more: the folder may be one that others can write to
-        (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")
-        model.save_pretrained(folder, state_dict=weights, max_shard_size="1TB")
+        _prepare(folder)
+        policy.write_full_weights(folder)
 
 
-@torch.no_grad()
-def fingerprint(model: Any) -> Tensor:
-    """Return one number for each weight of a model; it changes if one of the weight's bits changes."""
-    # Bits are summed as integers: a sum of floats would lose small changes of large weights in rounding.
-    sums = []
-    for weight in model.parameters():
-        bits = weight.detach().contiguous().view(_BITS[weight.element_size()])
-        sums.append(bits.sum(dtype=torch.int64).cpu())
-    return torch.stack(sums)  # [n_weights]
+def save_adapters(policy: Any, folder: Path, name: str) -> Path:
+    """Save the adapters of a policy in a folder of this name within the folder of weights; return its path.
+
+    Those of other names are removed.
+
+    Raises:
+        RL4LMsLikeError: the folder cannot be written.
+    """
+    with saving(f"the adapters of the engine to {folder}"):
+        _prepare(folder)
+        for earlier in folder.glob(f"{ADAPTERS}*"):
+            remove_path(earlier)
+        adapters = folder / f"{ADAPTERS}{name}"
+        policy.write_adapters(adapters)
+    return adapters
+
+
+def _prepare(folder: Path) -> None:
+    """Create the folder of weights, or check it once more: it may be one that others can write to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refuse_links_in(folder)
+
+    # Before any weights: a folder whose writing was interrupted may still be overwritten.
+    (folder / MARKER).write_text("Weights of a policy in training, for its generation engine.\n")

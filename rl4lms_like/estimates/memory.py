@@ -68,7 +68,7 @@ from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies import quantized_layers
-from rl4lms_like.policies.arguments import PolicyArguments, VisionPolicyArguments
+from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.loading import whole_checkpoint
@@ -277,7 +277,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
             "KV cache": (1 + n_mask_models) * policy.cache(plan),
-            "gathered policy": policy.size if is_split else 0,
+            "gathered policy": policy.size if is_split and arguments.engine["id"] == OWN_ENGINE else 0,
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head

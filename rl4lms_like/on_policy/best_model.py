@@ -66,7 +66,7 @@ class BestModel(Callback):
 
         # The model before the first iteration is only the baseline: `best/` has one that was trained.
         if epoch:
-            with self.run.policy.whole_in_main():
+            with self.run.policy.led_by_main():
                 if self.run.ranks.is_main:
                     self._write({"epoch": epoch, "metric": metric, "mode": mode, "score": score})
         self.epoch = epoch

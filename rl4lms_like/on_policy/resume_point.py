@@ -324,7 +324,7 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
-        with self.run.policy.whole_in_main(with_optimizer=True):
+        with self.run.policy.led_by_main(with_optimizer=True):
             if self.run.ranks.is_main:
                 self._write(self._state, ITERATION)
         self.is_saved = True
@@ -379,7 +379,7 @@ class ResumePoint:
                 )
                 log_resume_hint(self.tracker, error)
             return
-        with policy.whole_in_main(with_optimizer=True):
+        with policy.led_by_main(with_optimizer=True):
             if self.run.ranks.is_main:
                 self._rescue(error)
 

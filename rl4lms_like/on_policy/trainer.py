@@ -293,7 +293,9 @@ class OnPolicyTrainer:
             seed=self.run.config.seed,
             ranks=self.run.ranks,
         )
-        with self.run.policy.gathered():  # processes have different numbers of batches, and metrics use the model
+
+        # Processes have different numbers of batches, and metrics may use the model. With an engine it stays split.
+        with self.run.policy.gathered():
             return evaluate_on_samples(responder, samples, self.run.metrics, split_name=split)
 
     def checkpoint(self) -> Path:
@@ -331,7 +333,7 @@ class OnPolicyTrainer:
 
     def _write(self, folder: Path, save: Callable[[Path], Any]) -> None:
         """Write a model's folder in the main process; all processes must call this, since weights may be split."""
-        with self.run.policy.whole_in_main():
+        with self.run.policy.led_by_main():
             if self.run.ranks.is_main:
                 write_folder(folder, save)
 

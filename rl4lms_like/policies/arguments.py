@@ -505,9 +505,20 @@ class PolicyArguments(Block):
         if self.model_name == args.get("weights_dir"):
             message = "is the folder of the model, which would be overwritten; give another one"
             yield ConfigIssue("engine.args.weights_dir", message)
+        if id == "vllm" and args.get("sync") == "adapters":
+            yield from self._adapter_sync_issues()
         if self.generation_dtype is not None:
             yield ConfigIssue("generation_dtype", f"is for the policy's own model; {id} has its own dtype, remove it")
         yield from unsupported_generation(id, self.generation_kwargs, "generation_kwargs")
+
+    def _adapter_sync_issues(self) -> Iterator[ConfigIssue]:
+        """Yield an error for each kind of adapter that vLLM does not load."""
+        if self.peft is None:
+            yield ConfigIssue("engine.args.sync", "there are no adapters without peft; use sync: weights")
+            return
+        for key in ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"):
+            if self.peft.get(key):
+                yield ConfigIssue(f"peft.{key}", "vLLM does not load such adapters; use engine.args.sync: weights")
 
     def family_issues(self, *, is_causal: bool) -> Iterator[ConfigIssue]:
         """Yield the errors of values that do not fit the family of the model: decoder-only, or not."""

@@ -43,11 +43,19 @@ from rl4lms_like.policies.arguments import (
 )
 from rl4lms_like.policies.decoding import Contexts
 from rl4lms_like.policies.faster_layers import speed_up
+from rl4lms_like.policies.full_weights import full_weights
 from rl4lms_like.policies.generating_weights import can_pack
 from rl4lms_like.policies.generation import TextGenerator, separate_warpers
 from rl4lms_like.policies.gradient_check import check_gradients
-from rl4lms_like.policies.loading import freeze, load_networks, load_value_head, save_language_model, save_value_head
-from rl4lms_like.policies.lora import has_lora, merged
+from rl4lms_like.policies.loading import (
+    freeze,
+    load_networks,
+    load_value_head,
+    save_language_model,
+    save_value_head,
+    save_whole,
+)
+from rl4lms_like.policies.lora import save_adapters
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.parity import (
     check_decoding,
@@ -60,11 +68,17 @@ from rl4lms_like.policies.parity import (
 )
 from rl4lms_like.policies.policy_engine import PolicyEngine
 from rl4lms_like.policies.quantized_layers import n_weights
-from rl4lms_like.policies.sharding import plain_copy, process_mesh, shard, whole_in_main
+from rl4lms_like.policies.sharding import led_by_main, own_part, process_mesh, shard, with_all
 from rl4lms_like.policies.teacher_forcing import ActionScores, CausalReader, EpisodeReader, EpisodeScores, Seq2SeqReader
 from rl4lms_like.system.errors import ConfigError, ModelError
 from rl4lms_like.system.freed_memory import keep_freed_memory
 from rl4lms_like.system.schema import checked_block
+
+_PASS = "pass"
+_FINGERPRINT = "fingerprint"
+"""What the main process can ask the others for within `led_by_main`, besides split tensors."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Bytes of a number -> the integer type of the same size."""
 
 
 class LMActorCriticPolicy(BasePolicy):
@@ -457,16 +471,18 @@ class LMActorCriticPolicy(BasePolicy):
 
     # --- generation ---------------------------------------------------------------------------------------------
 
-    def gathered(self, *, to_generate: bool = False) -> AbstractContextManager[None]:
-        """Keep the language model whole within the block, if its weights are split over several processes.
+    @property
+    def stays_split(self) -> bool:
+        """True if weights are split over several processes, also while an external engine generates."""
+        return self.is_sharded and self.engine.external is not None
 
-        They enter it together. Within it, each calls the model as often as it needs.
+    def gathered(self) -> AbstractContextManager[None]:
+        """Keep the language model whole within the block, in which it generates; not if an external engine does.
 
-        Args:
-            to_generate: only if the model itself generates, not an external engine.
+        Several processes that have split its weights enter it together. Within it, each calls the model as often as it
+        needs.
         """
-        is_needed = self.is_sharded and not (to_generate and self.engine.external is not None)
-        return self.reader.gathered() if is_needed else nullcontext()
+        return self.reader.gathered() if self.is_sharded and not self.stays_split else nullcontext()
 
     @torch.no_grad()
     def generate(
@@ -498,7 +514,7 @@ class LMActorCriticPolicy(BasePolicy):
             if generation_kwargs is None:
                 generation_kwargs = self.arguments.generation_kwargs
 
-        with self.gathered(to_generate=True), merging:
+        with self.gathered(), merging:
             episodes = generate(
                 prompt_ids,
                 prompt_mask,
@@ -772,8 +788,11 @@ class LMActorCriticPolicy(BasePolicy):
 
     # --- saving -------------------------------------------------------------------------------------------------
 
-    def whole_in_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
-        """Let the first process read and save split weights within the block; the processes enter it together.
+    def led_by_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
+        """Let the main process read, save and pass on split weights within the block; the processes enter it together.
+
+        Only the main one does the block's work, while the others take part in what it reads: see
+        `sharding.led_by_main`.
 
         Args:
             with_optimizer: also the moments of the optimizer.
@@ -784,21 +803,75 @@ class LMActorCriticPolicy(BasePolicy):
         reference = self.ref_model if self._updates_reference else None  # a fixed one is in no checkpoint
         networks = (self.policy_model, self.value_model, self.value_head, reference)
         modules = [network for network in networks if network is not None]
-        return whole_in_main(modules, self.optimizer if with_optimizer else None)
+        works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
+        return led_by_main(modules, self.optimizer if with_optimizer else None, works)
+
+    def _take_part_in_pass(self) -> None:
+        """Make a pass of the language model without episodes of this process."""
+        self.log_prob(self._probe(self.reader))
 
     def _reshard(self) -> None:
         """Free split weights that are whole since the last pass; required before they are read or changed."""
         for network in self._sharded:
             network.reshard()
 
-    def whole_model(self) -> PreTrainedModel:
-        """Return the language model with merged adapters; without adapters, the model itself.
+    def fingerprint(self) -> Tensor:
+        """Return one number for each weight of the language model; it changes if one of the weight's bits changes.
 
-        If its weights are split and `gathered`, this is a copy in main memory.
+        If the weights are split, only the main process may call this, within `led_by_main`.
         """
+        with_all(_FINGERPRINT)
+        return self._summed_bits()
+
+    @torch.no_grad()
+    def _summed_bits(self) -> Tensor:
+        """Return the sum of the bits of each weight `[n_weights]`, over all processes that have a part of it."""
+        # Bits are summed as integers: a sum of floats would lose small changes of large weights in rounding.
+        sums = []
+        for weight in self.policy_model.parameters():
+            bits = own_part(weight.detach()).contiguous().view(_BITS[weight.element_size()])
+            sums.append(bits.sum(dtype=torch.int64).cpu())
+        total = torch.stack(sums)
         if self.is_sharded:
-            return plain_copy(self.policy_model)
-        return merged(self.policy_model) if has_lora(self.policy_model) else self.policy_model
+            torch.distributed.all_reduce(total)
+        return total
+
+    @torch.no_grad()
+    def log_prob(self, episodes: EpisodeBatch) -> Tensor:
+        """Return the log-probs of all actions `[n_tokens]`, for the comparison with those of an engine.
+
+        If the weights are split, only the main process may call this, within `led_by_main`.
+        """
+        with_all(_PASS)
+        self.set_training_mode(False)
+        log_prob = self.action_scores(episodes.to(self.device)).log_prob
+        self._reshard()  # split weights are read as such afterwards
+        return log_prob.float().cpu()
+
+    def full_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield names and values of the language model's weights, as a checkpoint of the plain model has them.
+
+        Adapters are merged, and tied weights come under each of their names. Split weights are whole; no more than one
+        transformer block is in memory at a time. Only the main process may call this, within `led_by_main`, in which it
+        also updates an engine.
+        """
+        return full_weights(self.policy_model)
+
+    def write_full_weights(self, folder: Path) -> None:
+        """Write `full_weights` with the model's config to a folder, as an engine loads them.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        save_whole(self.policy_model, folder, self._saved_dropout, tied=True)
+
+    def write_adapters(self, folder: Path) -> None:
+        """Write the adapters to a folder as PEFT saves them, also if `merge_on_save` is set.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        save_adapters(self.policy_model, folder)
 
     def save_model(
         self,

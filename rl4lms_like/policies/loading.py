@@ -46,12 +46,12 @@ from transformers.utils.peft_utils import find_adapter_config_file
 
 from rl4lms_like.core.model_weights import Unused, cannot_load, check_complete, load_complete, output_layer, place_of
 from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.full_weights import write_full_weights
 from rl4lms_like.policies.lora import (
     add_lora,
     copy_sharing_frozen,
     has_lora,
     merge_adapter_folder,
-    merged,
     refuse_unknown_layers,
     require_stackable,
     save_adapters,
@@ -59,6 +59,7 @@ from rl4lms_like.policies.lora import (
 from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.quantized_layers import quantize
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
+from rl4lms_like.policies.sharding import whole
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
 
@@ -471,8 +472,7 @@ def save_language_model(
             if has_lora(model) and not merge:
                 save_adapters(model, folder)
             else:
-                whole = merged(model) if has_lora(model) else model
-                _save_whole(whole, folder, checkpoint_dropout)
+                save_whole(model, folder, checkpoint_dropout)
     except SafetensorError as error:  # raised by safetensors if the disk is full
         raise OSError(str(error)) from error
 
@@ -483,7 +483,7 @@ def save_language_model(
 
 def save_value_head(head: nn.Linear, folder: Path) -> None:
     """Save a critic's head next to its network."""
-    save_file({"weight": head.weight.detach().contiguous()}, folder / VALUE_HEAD)
+    save_file({"weight": whole(head.weight.detach()).contiguous()}, folder / VALUE_HEAD)
 
 
 def load_value_head(head: nn.Linear, critic_model: str) -> None:
@@ -545,12 +545,25 @@ def _end_tokens_in_generation_config(model: PreTrainedModel, eos_token_ids: Coll
         config.eos_token_id = before
 
 
-def _save_whole(model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float]) -> None:
-    """Save a model whose config has the dropout rates of its checkpoint, not those that it is trained with."""
+def save_whole(
+    model: PreTrainedModel, folder: Path, checkpoint_dropout: Mapping[str, float], *, tied: bool = False
+) -> None:
+    """Save a model, with its adapters merged, in the files that `save_pretrained` writes of the plain model.
+
+    Args:
+        model: not changed.
+        folder: target folder.
+        checkpoint_dropout: dropout rates of its checkpoint, which the config gets, not those that it is trained with.
+        tied: write tied weights under each of their names.
+    """
     rates = dropout_rates(model.config)
+    has_adapters = getattr(model, "_hf_peft_config_loaded", False)
     try:
         set_dropout_rates(model.config, checkpoint_dropout)
+        model._hf_peft_config_loaded = False  # transformers would save the adapters
         with with_saved_setting(model):
-            model.save_pretrained(folder, safe_serialization=True)
+            model.save_pretrained(folder, state_dict={})  # all files but the weights
     finally:
         set_dropout_rates(model.config, rates)
+        model._hf_peft_config_loaded = has_adapters
+    write_full_weights(model, folder, tied=tied)

@@ -33,6 +33,7 @@ from rl4lms_like.policies.arguments import LoraArguments
 from rl4lms_like.policies.quantization import KEY as QUANTIZATION
 from rl4lms_like.policies.quantization import checked_quantization
 from rl4lms_like.policies.quantized_layers import QuantizedLinear, dequantize, plain_layer, quantization_of, quantize
+from rl4lms_like.policies.sharding import is_split, whole
 from rl4lms_like.policies.stacked import (
     ROWS,
     EarlierAdapters,
@@ -256,22 +257,21 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
         model: a model with adapters; not changed.
     """
     plain = copy.deepcopy(model, {id(weight): weight for weight in model.parameters()})
-    _merge_rows(plain)
-
-    # `merge` adds to the base weight in place, which is still that of `model`: hence the clone.
-    for name, layer in list(_adapted(plain)):
-        base = layer.get_base_layer()
-        if isinstance(base, QuantizedLinear):
-            base = plain_layer(base, layer.get_delta_weight(NAME))
-        else:
-            weight = getattr(base, _weight_name(layer))
-            setattr(base, _weight_name(layer), nn.Parameter(weight.detach().clone(), requires_grad=False))
-            layer.merge()
-
-        # Several weights of one module, as experts have, are adapted by nested wrappers: the outermost is replaced.
+    rows: dict[int, nn.Parameter] = {}  # by the id of the frozen weight
+    for name, layer in list(changed_layers(plain)):
+        base = merged_layer(layer)
+        if trains_rows(layer):
+            # Tied weights stay tied.
+            frozen = id(layer.token_adapter.base_layer.weight)
+            base.weight = rows.setdefault(frozen, base.weight)
         parent, _, child = name.rpartition(".")
-        if child != "base_layer":
-            setattr(plain.get_submodule(parent), child, base)
+        setattr(plain.get_submodule(parent), child, base)
+
+    # Also in layers that PEFT does not wrap because no forward pass uses them, such as Marian's `shared`.
+    for module in plain.modules():
+        weight = rows.get(id(module._parameters.get("weight")))
+        if weight is not None:
+            module.weight = weight
 
     # Quantized layers without adapters.
     dequantize(plain)
@@ -282,22 +282,65 @@ def merged(model: PreTrainedModel) -> PreTrainedModel:
     return plain
 
 
-@torch.no_grad()
-def _merge_rows(model: PreTrainedModel) -> None:
-    """Replace layers with trained rows by plain ones with these rows, in place; tied weights stay tied."""
-    weights: dict[int, nn.Parameter] = {}  # by the id of the frozen weight
-    for name, layer in list(_with_rows(model)):
-        base = layer.token_adapter.base_layer
-        if id(base.weight) not in weights:
-            weights[id(base.weight)] = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, base)
+def changed_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """Yield the layers that have adapters or trained rows, with their names.
 
-    # Also in layers that PEFT does not wrap because no forward pass uses them, such as Marian's `shared`.
-    for module in model.modules():
-        weight = weights.get(id(module._parameters.get("weight")))
-        if weight is not None:
-            module.weight = weight
+    Several weights of one module, as experts have, are adapted by nested layers: only the outermost is returned.
+    """
+    for name, layer in (*_adapted(model), *_with_rows(model)):
+        if not name.endswith(".base_layer"):
+            yield name, layer
+
+
+def trains_rows(layer: Any) -> bool:
+    """Return whether rows of a layer of `changed_layers` are trained, not an adapter."""
+    return hasattr(layer, "token_adapter")
+
+
+def changed_weights(layer: Any) -> list[tuple[str, nn.Parameter]]:
+    """Return the weights of the base that the adapters or trained rows of a layer change, with their names in it."""
+    if trains_rows(layer):
+        return [("weight", layer.token_adapter.base_layer.weight)]
+    base = layer.get_base_layer()
+    names = [_weight_name(wrapper) for wrapper in _wrappers(layer)]
+    return [(name, getattr(base, name)) for name in names]
+
+
+@torch.no_grad()
+def merged_layer(layer: Any) -> Any:
+    """Return the plain module of a layer of `changed_layers`, with its adapters or trained rows in copies of weights.
+
+    Weights are whole, also if those of the layer are split; the weights that are not changed are shared otherwise.
+    """
+    weights: dict[int, Any] = {}
+    for weight in layer.parameters():
+        is_whole = not is_split(weight)
+        weights[id(weight)] = weight if is_whole else nn.Parameter(whole(weight.detach()), requires_grad=False)
+    plain = copy.deepcopy(layer, weights)
+    if trains_rows(layer):
+        base = plain.token_adapter.base_layer
+        base.weight = nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+        return base
+
+    base = plain.get_base_layer()
+    if isinstance(base, QuantizedLinear):
+        return plain_layer(base, plain.get_delta_weight(NAME))
+
+    # `merge` adds to the base weight in place, which may still be that of `layer`: hence the clone.
+    for wrapper in _wrappers(plain):
+        name = _weight_name(wrapper)
+        setattr(base, name, nn.Parameter(getattr(base, name).detach().clone(), requires_grad=False))
+        wrapper.merge()
+    return base
+
+
+def _wrappers(layer: Any) -> list[Any]:
+    """Return a layer with an adapter and those with adapters within it, from the outermost."""
+    wrappers = []
+    while hasattr(layer, "get_base_layer"):
+        wrappers.append(layer)
+        layer = layer.base_layer
+    return wrappers
 
 
 def require_stackable(model: PreTrainedModel) -> None:
@@ -350,7 +393,7 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
             # PEFT leaves this end out; it reads both names, transformers only the longer one.
             end = ".weight" if name.endswith("lora_magnitude_vector") else ""
             # Layers that share trained rows have them once each in a file, which cannot have one tensor twice.
-            weights[f"base_model.model.{name}{end}"] = weight.detach().clone().contiguous()
+            weights[f"base_model.model.{name}{end}"] = whole(weight.detach()).clone().contiguous()
     metadata = {"format": "pt"}
     if (quantization := quantization_of(model)) is not None:
         metadata[QUANTIZATION] = json.dumps(quantization)

@@ -30,8 +30,8 @@ from rl4lms_like.system.ranks import Ranks
 class EnginePolicy(Protocol):
     """A policy, as its engine needs it."""
 
-    def gathered(self) -> AbstractContextManager[None]:
-        """Hold whole weights within the context, also where several processes have split them."""
+    def led_by_main(self) -> AbstractContextManager[None]:
+        """Let the main process read weights within the context, also where several processes have split them."""
 
 
 class PolicyEngine:
@@ -64,25 +64,36 @@ class PolicyEngine:
         if self.external is None or self.ranks.size == 1:
             return
 
-        # Split weights are whole only if all processes gather them, although only the main one reads them here.
-        with policy.gathered():
-            self.ranks.from_main(lambda: self.update(policy))
+        # The others take part in what the main process reads, until it has finished or failed; then they get its error.
+        if not self.ranks.is_main:
+            with policy.led_by_main():
+                pass
+        state = self.ranks.from_main(lambda: self._lead_update(policy))
+        if not self.ranks.is_main:
+            self.external.follow(state)
 
-    def update(self, policy: EnginePolicy) -> None:
+    def _lead_update(self, policy: EnginePolicy) -> Any:
+        with policy.led_by_main():
+            return self.update(policy)
+
+    def update(self, policy: EnginePolicy) -> Any:
         """Pass on the policy's weights if they changed, after what is generated in the background.
 
         Only the main process does: all processes have the same weights and the same engine.
+
+        Returns:
+            The result of the engine's own `update`.
 
         Raises:
             EngineError: the engine failed.
         """
         if self.external is None or not self.ranks.is_main:
-            return
+            return None
 
         # New weights in the middle of a response would make its log-probs those of no policy.
         wait(self._in_background)
         self._in_background = []
-        self.external.update(policy)
+        return self.external.update(policy)
 
     def rest(self) -> None:
         """Let the engine release resources, at the start of an update of the policy."""

@@ -5,6 +5,7 @@
     transformer blocks             one after the other whole, each for its forward and its backward pass
     all others (embeddings, head)  whole from the first forward pass to the end of the backward pass
     `gathered`                     everything whole within the block, so that generation does not communicate
+    `led_by_main`                  one tensor at a time whole, to save it or to pass it on
 
 Gradients are summed over the processes by the backward pass. Each forward and each backward pass of a network needs
 all processes, in the same order.
@@ -14,8 +15,9 @@ Outside of this module, split tensors differ from others only in being `DTensor`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -100,8 +102,17 @@ def separate_frozen_weights(model: nn.Module) -> None:
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the transformer blocks of a language model; none if transformers does not name them."""
-    names = getattr(model, "_no_split_modules", None) or ()
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [module for _, module in named_blocks(model)]
+
+
+def named_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the transformer blocks of a language model with their names, also if they are split."""
+    classes = getattr(model, "_no_split_modules", None) or ()
+    named = []
+    for name, module in model.named_modules():
+        if type(module).__name__.removeprefix("FSDP") in classes:  # the prefix is that of torch
+            named.append((name, module))
+    return named
 
 
 class _Root(nn.Module):
@@ -133,9 +144,23 @@ def shard(module: nn.Module, mesh: DeviceMesh) -> Any:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor, whole if it is split; all processes must call this together."""
+    """Return a tensor, whole if it is split.
+
+    All processes must call this together, or only the main one within `led_by_main`.
+    """
+    if not is_split(tensor):
+        return tensor
     split: Any = tensor
-    return split.full_tensor() if is_split(tensor) else tensor
+    if _leading is not None:
+        _sent(_leading.places[own_part(tensor).data_ptr()])
+    full: Tensor = split.full_tensor()
+    return full
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """Return this process's part of a tensor if it is split; otherwise the whole one."""
+    split: Any = tensor
+    return split.to_local() if is_split(tensor) else tensor
 
 
 def like(template: Tensor, value: Tensor) -> Tensor:
@@ -154,57 +179,70 @@ def is_split(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def plain_copy(model: Any) -> Any:
-    """Return a copy in main memory of a language model of transformers whose weights are split, and gathered now.
-
-    FSDP's hooks on `state_dict` would split the weights of the model itself again.
-
-    Raises:
-        RuntimeError: the model does not have the weights of its class; a model with adapters has other ones.
-    """
-    # On `meta`, the weights of the new model need no memory before they are replaced.
-    with torch.device("meta"):
-        copy = type(model)(model.config)
-
-    # Tied weights under each of their names, and the buffers that are saved. A missing or further one is an error: what
-    # is not loaded would stay on `meta`, without values.
-    state = dict(model.named_parameters(remove_duplicate=False))
-    saved_names = copy.state_dict().keys()
-    state |= {name: buffer for name, buffer in model.named_buffers() if name in saved_names}
-    copy.load_state_dict({name: tensor.detach().cpu() for name, tensor in state.items()}, assign=True)
-    copy.generation_config = model.generation_config
-    return copy
-
-
 @contextmanager
-def whole_in_main(modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None = None) -> Iterator[None]:
-    """Replace split weights in the first process by whole ones in main memory, within the block.
+def led_by_main(
+    modules: Iterable[nn.Module],
+    optimizer: torch.optim.Optimizer | None = None,
+    works: Mapping[str, Callable[[], Any]] | None = None,
+) -> Iterator[None]:
+    """Let the main process read split tensors within the block, in any order and number, with `whole`.
 
-    All processes must enter it together. The modules cannot be called in the block.
+    All processes must enter it together; the block's work is the main one's. The others stay here until it has left the
+    block. They take part in each gather and drop the tensor, so that none of them has more than one at a time.
 
     Args:
-        modules: their weights are replaced.
-        optimizer: its moments are replaced too.
+        modules: their weights can be read.
+        optimizer: its moments can be read too.
+        works: by name, what `with_all` lets the other processes do, such as their part of a forward pass.
     """
-    split = _split_tensors(modules, optimizer)
+    global _leading
+    split = dict.fromkeys(tensor for _, _, tensor in _split_tensors(modules, optimizer))  # tied weights once
+    names = list(works or ())
+    if torch.distributed.get_rank() == 0:
+        # A detached tensor is another object with the same memory.
+        places = {own_part(tensor).data_ptr(): number for number, tensor in enumerate(split)}
+        _leading = _Leading(places, names)
+        try:
+            yield
+        finally:
+            _leading = None
+            _sent(_END)
+        return
 
-    # Tied weights once. All processes gather each tensor together; the others drop it at once.
-    is_main = torch.distributed.get_rank() == 0
-    copies: dict[Tensor, nn.Parameter] = {}
-    for tensor in dict.fromkeys(tensor for _, _, tensor in split):
-        gathered = whole(tensor.detach())
-        if is_main:
-            # A `Parameter`, as a module needs it; harmless for moments.
-            copies[tensor] = nn.Parameter(gathered.cpu(), tensor.requires_grad)
+    tensors = list(split)
+    while (number := _sent(_END)) != _END:
+        if number < len(tensors):
+            tensors[number].full_tensor()
+        elif works is not None:
+            works[names[number - len(tensors)]]()
+    yield
 
-    try:
-        if is_main:
-            for holder, name, tensor in split:
-                holder[name] = copies[tensor]
-        yield
-    finally:
-        for holder, name, tensor in split:
-            holder[name] = tensor
+
+@dataclass(frozen=True)
+class _Leading:
+    """What the main process can ask the others for: numbers of tensors by their addresses, then names of works."""
+
+    places: dict[int, int]
+    works: list[str]
+
+
+_leading: _Leading | None = None
+"""In the main process within `led_by_main`. Like torch's process group, one for the process: what reads a weight then
+need not know whether it is split."""
+_END = -1
+
+
+def _sent(number: int) -> int:
+    """Return the number that the main process sends to the others."""
+    message = torch.tensor(number)  # in main memory, also if the weights are on GPUs
+    torch.distributed.broadcast(message, 0)
+    return int(message)
+
+
+def with_all(name: str) -> None:
+    """Let the other processes do their part of a work, if this is the main one within `led_by_main`."""
+    if _leading is not None:
+        _sent(len(_leading.places) + _leading.works.index(name))
 
 
 def _split_tensors(

@@ -31,6 +31,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from rl4lms_like.policies.sharding import whole
+
 _LORA_WEIGHT = re.compile(r"(.+)\.(lora_[AB]\.weight|lora_magnitude_vector(\.weight)?)")
 """Names of the weights that can be stacked: those of adapters in linear layers."""
 ROWS = "token_adapter.trainable_tokens_delta"
@@ -324,12 +326,12 @@ def _magnitudes(model: nn.Module, adapter: str, name: str, change: LayerChange) 
 
 def _rows(layer: Any) -> Tensor:
     """Return the weight of a linear layer `[out, in]`, in main memory; GPT-2's is saved the other way round."""
-    weight: Tensor = layer.weight.detach().float().cpu()
+    weight = whole(layer.weight.detach()).float().cpu()
     return weight.T if isinstance(layer, Conv1D) else weight
 
 
 def _copied(weight: Tensor) -> Tensor:
-    return weight.detach().float().cpu().clone()
+    return whole(weight.detach()).float().cpu().clone()
 
 
 def _whole_if_possible(number: float) -> float | int:

@@ -358,7 +358,7 @@ class RolloutCollector:
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""
         self.policy.engine.prepare(self.policy)
-        with self.policy.gathered(to_generate=True):
+        with self.policy.gathered():
             return RolloutBatch.joined(self.ranks.gather_from(self._batch_of_this_process))
 
     def _batch_of_this_process(self) -> RolloutBatch:

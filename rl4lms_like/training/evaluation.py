@@ -30,7 +30,7 @@ from rl4lms_like.post_processors import post_process
 from rl4lms_like.rewards.call import texts_to_score
 from rl4lms_like.rollouts.play_dialogues import play_dialogues
 from rl4lms_like.system.closing import closed_after
-from rl4lms_like.system.errors import ConfigError, ConfigIssue, MetricError
+from rl4lms_like.system.errors import ConfigError, ConfigIssue, MetricError, ModelError
 from rl4lms_like.system.out_of_memory import blame_memory_errors_on
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.system.wording import beginning
@@ -57,6 +57,23 @@ class Response(NamedTuple):
     prompt_ids: np.ndarray
     ids: np.ndarray
     dialogue: Dialogue | None = None
+
+
+class SplitModel:
+    """The argument `model` of metrics, if the weights of the model are split and an engine generates.
+
+    Metrics are computed in one process, which cannot make a forward pass without the others.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        raise ModelError(
+            f"uses the model ({name}), whose weights are split: remove the metric, use engine: {{id: transformers}}, "
+            f"with which each process gathers them, or distributed.strategy: ddp"
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise the same error."""
+        return self.__getattr__("forward")
 
 
 @dataclass(frozen=True)
@@ -279,7 +296,9 @@ def evaluate_on_samples(
     prompts = [sample.prompt_or_input_text for sample in samples]
     references = [sample.references for sample in samples]
     meta_infos = [sample.meta_data for sample in samples]
-    model = responder.model.model
+    model: Any = responder.model.model
+    if isinstance(responder.model, LMActorCriticPolicy) and responder.model.stays_split:
+        model = SplitModel()
     try:
         results = responder.ranks.from_main(
             lambda: compute_metrics(

@@ -375,15 +375,11 @@ MASKED = {
 }
 
 
-VLLM = {"id": "vllm", "args": {"url": "http://localhost:8000", "weights_dir": "weights"}}
-
-
 @pytest.mark.parametrize(
     ("path", "changes"),
     [
         ("alg.id", {"alg.id": "trpo", "alg.args": {"n_steps": 16}}),
         ("alg.id", MASKED),
-        ("alg.policy.args.peft", {"alg.policy.args.peft": {"r": 2}, "alg.policy.args.engine": VLLM}),
         ("alg.policy.args.compile", {"alg.policy.args.compile": True}),
     ],
 )

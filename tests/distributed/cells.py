@@ -39,6 +39,8 @@ STATEFUL_OFFLINE = "dpo_with_dropout"
 STATEFUL_FSDP = "stateful_fsdp"
 STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
+ENGINE_WITH_ADAPTERS = "fsdp_engine_with_adapters"
+ENGINE_OF_ADAPTERS = "fsdp_engine_of_adapters"
 CHECKPOINTS = {
     STATEFUL: "iteration_00002",
     STATEFUL_FSDP: "iteration_00001",
@@ -225,6 +227,14 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
             f"{POLICY}.gradient_checkpointing": True,
         },
     ),
+    ENGINE_WITH_ADAPTERS: (
+        "gpt2",
+        {**GROUPS, **MINIBATCHES, **FSDP, **ADAPTERS, "alg.id": "grpo", "alg.args.importance_correction": "tis"},
+    ),
+    ENGINE_OF_ADAPTERS: (
+        "gpt2",
+        {**GROUPS, **FSDP, **ADAPTERS, "alg.id": "grpo", f"{POLICY}.engine.args.sync": "adapters"},
+    ),
     "fsdp_ppo_with_adapters_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, **ADAPTERS}),
     "fsdp_ppo_with_adapters_of_experts": ("mixtral", {**SEPARATE, **MINIBATCHES, **FSDP, **ADAPTERS}),
     "fsdp_grpo_with_adapters_and_rows": (
@@ -240,7 +250,7 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The same, of runs that split the weights of networks with adapters, for `test_split_adapters.py`."""
-OF_ENGINE = ("engine", "fsdp_grpo")
+OF_ENGINE = ("engine", "fsdp_grpo", ENGINE_WITH_ADAPTERS, ENGINE_OF_ADAPTERS)
 """Cells whose responses come from a server."""
 BFLOAT16 = "fsdp_bfloat16"
 """Cell of a single, small step."""

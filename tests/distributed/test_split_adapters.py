@@ -5,27 +5,46 @@ The shortest such run is among those of `test_several_processes.py`.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from rl4lms_like.system.ranks import Ranks
-from tests.distributed.cells import SPLIT_ADAPTERS, STATEFUL_ADAPTERS, run_cell, train_adapters_in_group
+from tests.distributed.cells import (
+    ENGINE_WITH_ADAPTERS,
+    SPLIT_ADAPTERS,
+    STATEFUL_ADAPTERS,
+    run_cell,
+    train_adapters_in_group,
+)
 from tests.distributed.test_several_processes import TOLERANCE, assert_close, free_port, logged
+from tests.engines.vllm_server import VllmServer
 from tests.expert_models import save_experts
 
-pytest.importorskip("peft")
+peft_package = pytest.importorskip("peft")
 
 
 @pytest.fixture(scope="module")
-def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Path:
+def server(tiny_gpt2_dir) -> Iterator[VllmServer]:
+    server = VllmServer(tiny_gpt2_dir)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def models(server, tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "gpt2").symlink_to(tiny_gpt2_dir)
     (folder / "t5").symlink_to(tiny_t5_dir)
     save_experts(folder / "mixtral", "mixtral", tiny_tokenizer, output_router_logits=True, router_aux_loss_coef=0.3)
+    args = {"url": server.url, "weights_dir": str(folder / "weights"), "max_gap": 1e-4, "retries": 0}
+    (folder / "engine.json").write_text(json.dumps({"id": "vllm", "args": args}))
     return folder
 
 
@@ -86,6 +105,21 @@ def test_saved_adapters_are_those_of_one_process(cell, by_one, by_two):
         assert_close(*(load_file(folder / name) for folder in (by_two, by_one)))
         config = Path(name).with_name("adapter_config.json")
         assert (by_two / config).read_text() == (by_one / config).read_text()
+
+
+def test_the_engine_has_all_merged_weights(server, by_two, models):
+    """The last evaluation is one of the last weights, which the engine got from two processes."""
+    adapters = by_two / "cells" / ENGINE_WITH_ADAPTERS / "model"
+    base = AutoModelForCausalLM.from_pretrained(models / "gpt2")
+    expected = peft_package.PeftModel.from_pretrained(base, adapters).merge_and_unload().state_dict()
+    before = AutoModelForCausalLM.from_pretrained(models / "gpt2").state_dict()
+    changed = [name for name, weight in expected.items() if not torch.equal(weight, before[name])]
+    assert len(changed) == 2 * 4  # in each of two blocks: c_attn, c_fc and two c_proj
+
+    received = server.model.state_dict()
+    assert received.keys() == expected.keys()
+    for name, weight in expected.items():
+        assert float((received[name] - weight).abs().max()) <= 1e-6, name
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one(by_two):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
 import torch
 
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.engines.arguments import VllmArguments
+from rl4lms_like.engines.weights import MARKER
+from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.kl import FixedKLController
-from rl4lms_like.system.errors import ConfigError, EngineError, ModelError, RL4LMsLikeError
+from rl4lms_like.system.errors import ConfigError, EngineError, MetricError, ModelError, RL4LMsLikeError
 from rl4lms_like.testing import models
+from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from tests.builders import SAMPLING, make_policy
+from tests.configs import run_blocks
 from tests.dialogues import dialogue_env
 from tests.engines.vllm_server import VllmServer, send
 
@@ -403,3 +411,136 @@ def test_each_turn_of_a_dialogue_is_a_request_and_only_actions_are_compared(serv
     torch.testing.assert_close(episodes.behavior_log_prob, policy.score(episodes).log_prob, atol=1e-5, rtol=0)
     scored = policy.engine.external.score(episodes)
     torch.testing.assert_close(scored, policy.score(episodes).log_prob, atol=1e-5, rtol=0)
+
+
+class ReadsModel(BaseMetric):
+    def compute(self, prompt_texts, generated_texts, reference_texts, meta_infos=None, model=None, split_name=None):
+        return {"reads_model": (None, float(model.num_parameters()))}
+
+
+def test_a_metric_that_reads_a_model_which_stays_split_is_named(serve, policy_of, tiny_tokenizer, monkeypatch):
+    policy = policy_of(serve())
+    responder = Responder(policy, tiny_tokenizer, batch_size=2, max_prompt_length=8, eos_token_ids=[1], dialogue=None)
+    samples = [Sample(str(i), text, [""]) for i, text in enumerate(("Once", "A film"))]
+    evaluation = evaluate_on_samples(responder, samples, [ReadsModel()], split_name="val")
+    assert evaluation.scores == {"reads_model": policy.n_parameters}
+
+    monkeypatch.setattr(type(policy), "stays_split", True)
+    with pytest.raises(MetricError, match=r"ReadsModel.*num_parameters.*weights are split.*ddp"):
+        evaluate_on_samples(responder, samples, [ReadsModel()], split_name="val")
+
+
+# --- several servers --------------------------------------------------------------------------------------------------
+
+
+def test_several_servers_divide_the_requests_and_have_the_same_weights(serve, policy_of):
+    servers = [serve(), serve(), serve()]
+    policy = policy_of(servers[0], url=[server.url for server in servers])
+    prompts = torch.randint(2, 300, (7, 3))
+    for step in range(2):
+        for weight in policy.policy_model.parameters():
+            weight.data += 0.01 * step
+        for server in servers:
+            server.requests.clear()
+        episodes = policy.generate(prompts, torch.ones_like(prompts), eos_token_ids=(), seed=step)
+        whole = policy.model.state_dict()
+        for server in servers:
+            assert server.paths().count(RELOAD) == 1
+            assert all(torch.equal(server.model.state_dict()[name], weight) for name, weight in whole.items())
+
+    # Consecutive prompts have the same server: 3, 2 and 2 of 7. Each also scores the texts of a comparison.
+    of_rollout = []
+    for server in servers:
+        bodies = [body for path, body in server.requests if path == COMPLETIONS and body.get("seed") is not None]
+        of_rollout.append(sorted(prompts.tolist().index(body["prompt"]) for body in bodies))
+    assert of_rollout == [[0, 1, 2], [3, 4], [5, 6]]
+
+    # The responses are those of one server.
+    alone = policy_of(servers[0])
+    alone.load_state_dict(policy.state_dict())
+    expected = alone.generate(prompts, torch.ones_like(prompts), eos_token_ids=(), seed=1)
+    assert torch.equal(expected.response_ids, episodes.response_ids)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_the_one_of_several_servers_that_fails_is_named(serve, policy_of, failing):
+    servers = [serve(), serve()]
+    policy = policy_of(servers[0], url=[server.url for server in servers], retries=0)
+    prompts = torch.randint(2, 300, (4, 3))
+    servers[failing].answers[RELOAD] = lambda handler, body: send(handler, {"results": [None]})  # loads nothing
+    servers[failing].model.lm_head.weight.data *= 1.5
+    with pytest.raises(EngineError, match=re.escape(servers[failing].url)) as caught:
+        policy.generate(prompts, torch.ones_like(prompts), eos_token_ids=())
+    assert servers[1 - failing].url not in str(caught.value)
+
+    servers[failing].answers[RELOAD] = lambda handler, body: send(handler, {"error": "out of memory"}, 500)
+    with pytest.raises(EngineError, match=f"{re.escape(servers[failing].url)}.*500"):
+        policy.generate(prompts, torch.ones_like(prompts), eos_token_ids=())
+
+
+@pytest.mark.parametrize("url", [[], ["http://127.0.0.1:1", "http://127.0.0.1:1/"], ["127.0.0.1"]])
+def test_addresses_of_servers_are_checked_with_the_config(url):
+    with pytest.raises((ConfigError, ValueError), match=r"url|http"):
+        VllmArguments(url=url, weights_dir="weights")
+
+
+# --- adapters alone ---------------------------------------------------------------------------------------------------
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+PEFT = {"peft": {"r": 2, "target_modules": "all-linear"}}
+
+
+def test_adapters_alone_are_passed_on_under_a_new_name_each_time(serve, policy_of, tmp_path):
+    pytest.importorskip("peft")
+    servers = [serve("llama"), serve("llama")]
+    policy = policy_of(servers[0], "llama", policy=PEFT, url=[server.url for server in servers], sync="adapters")
+    before = [weight.clone() for weight in servers[0].model.parameters()]
+    names = []
+    for step in (0, 1, 1, 2):
+        with torch.no_grad():
+            for name, weight in policy.policy_model.named_parameters():
+                weight.copy_(step * torch.full_like(weight, 0.05)) if "lora_B" in name else None
+        assert gaps(policy, generate(policy))["max_gap"] < 1e-5
+        (name,) = servers[0].adapters
+        assert servers[1].adapters.keys() == {name}
+        names.append(name)
+        assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [f"adapters-{name}", MARKER]
+    assert names[1] == names[2] and len(set(names)) == 3
+
+    # The base stays as it is.
+    for server in servers:
+        assert RELOAD not in server.paths()
+        assert (server.paths().count(LOAD), server.paths().count(UNLOAD)) == (3, 2)
+    assert all(torch.equal(weight, own) for weight, own in zip(before, servers[0].model.parameters(), strict=True))
+
+
+def test_adapters_of_another_base_are_an_error(serve, policy_of):
+    """The log-probs of the policy are those of its own base."""
+    pytest.importorskip("peft")
+    server = serve("llama")
+    with torch.no_grad():
+        server.model.get_output_embeddings().weight.mul_(0.5)
+    server.model.save_pretrained(server.folder.with_name("other"))
+    server.folder = server.folder.with_name("other")
+    with pytest.raises(EngineError, match=server.url):
+        generate(policy_of(server, "llama", policy=PEFT, sync="adapters"))
+
+
+@pytest.mark.parametrize(
+    ("path", "peft"),
+    [
+        ("engine.args.sync", None),
+        ("peft.use_dora", {"use_dora": True}),
+        ("peft.rank_pattern", {"rank_pattern": {"q_proj": 4}}),
+        ("peft.alpha_pattern", {"alpha_pattern": {"q_proj": 4}}),
+        ("peft.trainable_token_indices", {"trainable_token_indices": [3]}),
+    ],
+)
+def test_adapters_that_a_server_does_not_load_are_refused(path, peft):
+    blocks = run_blocks()
+    args = {"url": "http://127.0.0.1:1", "weights_dir": "w", "sync": "adapters"}
+    blocks["alg"]["policy"]["args"] |= {"engine": {"id": "vllm", "args": args}, "peft": {"r": 4}}
+    parse_config(blocks)
+    blocks["alg"]["policy"]["args"]["peft"] = peft
+    with pytest.raises(ConfigError, match=re.escape(f"alg.policy.args.{path}")):
+        parse_config(blocks)

@@ -37,6 +37,7 @@ class VllmServer:
         answers: path -> the function that answers in place of the server.
         processed: log-probs are those of the sampled distribution (`--logprobs-mode processed_logprobs`).
         own_end: token that ends all responses, as a checkpoint's generation config may have one.
+        adapters: name -> model with the adapters that were loaded under this name.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,6 +49,7 @@ class VllmServer:
         self.answers: dict[str, Answer] = {}
         self.processed, self.own_end, self.is_asleep = True, None, False
         self.lock = threading.Lock()
+        self.folder, self.adapters = folder, dict[str, Any]()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -89,6 +91,21 @@ class VllmServer:
             with self.lock:
                 self.load(Path(body["kwargs"]["weights_path"]))
             send(handler, {"results": [None]})
+        elif handler.path == "/v1/load_lora_adapter":
+            # As in vLLM, a name that is known is refused.
+            if body["lora_name"] in self.adapters:
+                send(handler, {"error": "already loaded"}, 400)
+                return
+            from peft import PeftModel
+
+            with self.lock:
+                base = AutoModelForCausalLM.from_pretrained(self.folder)
+                self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
+            send(handler, b"Success: LoRA adapter added")
+        elif handler.path == "/v1/unload_lora_adapter":
+            with self.lock:
+                del self.adapters[body["lora_name"]]
+            send(handler, b"Success: LoRA adapter removed")
         elif handler.path in ("/sleep?level=1", "/wake_up"):
             self.is_asleep = handler.path != "/wake_up"
             send(handler, {"status": "ok"})
@@ -113,8 +130,9 @@ class VllmServer:
         ids: list[int] = []
         log_probs: list[float] = []
         reason = "length"
+        model = self.adapters[body["model"]] if "model" in body else self.model
         while len(ids) < body["max_tokens"] and reason == "length":
-            logits = self.model(torch.tensor([prompt + ids])).logits[:, -1]
+            logits = model(input_ids=torch.tensor([prompt + ids])).logits[:, -1]
             shaped = self.shaped(logits, body, len(ids))
             weights = shaped.softmax(dim=-1)
             greedy = body["temperature"] == 0
@@ -129,7 +147,7 @@ class VllmServer:
         if body.get("logprobs") is not None:
             choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{token}" for token in ids]}
         if body.get("prompt_logprobs") is not None:
-            own = self.model(torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
+            own = model(input_ids=torch.tensor([prompt])).logits[0].log_softmax(dim=-1)
             later = [{str(token): {"logprob": float(own[i, token])}} for i, token in enumerate(prompt[1:])]
             choice["prompt_logprobs"] = [None, *later]
         return {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}

@@ -113,6 +113,12 @@ def test_processes_split_the_weights_but_not_those_of_a_generation(family):
     for name in ("policy weights", "critic weights", "reference weights", "optimizer state", "gradients"):
         assert split.parts[name] == whole.parts[name] / 2
     assert split.parts["gathered policy"] == whole.parts["policy weights"]
+
+    # An engine has weights of its own.
+    run["alg"]["policy"]["args"]["engine"] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+    with_engine = parse_config({**run, "distributed": {"strategy": "fsdp"}})
+    assert estimate_memory(with_engine, 2).parts["gathered policy"] == 0
+    del run["alg"]["policy"]["args"]["engine"]
     assert (
         split.parts["KV cache"] == whole.parts["KV cache"] == estimate_memory(parse_config(run)).parts["KV cache"] / 2
     )

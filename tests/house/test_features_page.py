@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES, policy_gradient
@@ -13,7 +15,7 @@ from tests.configs import run_blocks, supervised_blocks
 from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
-VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+VLLM: dict[str, Any] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
@@ -34,6 +36,13 @@ CHANGES = {
     "`policy.args.speedups`": {f"{POLICY}.speedups": {"keep_freed_memory": False}},
     "`policy.args.dropout`": {f"{POLICY}.dropout": True},
     "`policy.args.engine: {id: vllm}`": {f"{POLICY}.engine": VLLM},
+    "the same with several servers": {
+        f"{POLICY}.engine": {"id": "vllm", "args": {"url": ["http://127.0.0.1:1", "http://a:2"], "weights_dir": "w"}}
+    },
+    "the same with `sync: adapters` and `policy.args.peft`": {
+        f"{POLICY}.engine": {"id": "vllm", "args": {**VLLM["args"], "sync": "adapters"}},
+        f"{POLICY}.peft": {"r": 8},
+    },
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
     "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
     "`policy.id: vision_lm_actor_critic_policy`": {"alg.policy.id": "vision_lm_actor_critic_policy"},

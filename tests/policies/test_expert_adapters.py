@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.policies.loading import load_model
-from rl4lms_like.policies.lora import add_lora, has_lora, require_stackable
+from rl4lms_like.policies.lora import add_lora, has_lora, merged, require_stackable
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.system.errors import ModelError
 from tests.algorithms.test_update import build
@@ -75,7 +75,7 @@ def test_merged_adapters_give_the_same_outputs(folder, tmp_path):
     before = {name: weight.clone() for name, weight in base.state_dict().items()}
     assert float((logits_of(base, episodes) - expected).abs().max()) > 0.1
 
-    whole = policy.whole_model()
+    whole = merged(policy.policy_model)
     assert not has_lora(whole)
     assert {name for name, _ in whole.named_parameters()} == {name for name, _ in base.named_parameters()}
     torch.testing.assert_close(logits_of(whole, episodes), expected, atol=1e-4, rtol=EXACT)

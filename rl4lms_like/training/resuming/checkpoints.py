@@ -434,28 +434,17 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file, also from tensors that share memory.
+    """Write a safetensors file, one tensor after the other: also those that share memory, and split ones.
 
     Raises:
         OSError: it cannot be written.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
+    from rl4lms_like.policies.sharding import whole
+    from rl4lms_like.system.tensor_file import TensorFile
 
-    # Safetensors refuses tensors that share memory, such as tied embeddings: all but the first are copied.
-    storages: set[int] = set()
-    separate = {}
-    for name, tensor in tensors.items():
-        on_cpu = tensor.detach().cpu().contiguous()
-        if on_cpu.untyped_storage().data_ptr() in storages:
-            on_cpu = on_cpu.clone()
-        storages.add(on_cpu.untyped_storage().data_ptr())
-        separate[name] = on_cpu
-
-    try:
-        save_file(separate, file, metadata)
-    except SafetensorError as error:  # raised when the disk is full
-        raise OSError(str(error)) from error
+    with TensorFile(file, tensors, metadata) as writer:
+        for name, tensor in tensors.items():
+            writer.write(name, whole(tensor.detach()))
 
 
 def _write_json(value: Mapping[str, Any], file: Path) -> None:

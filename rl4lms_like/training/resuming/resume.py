@@ -116,6 +116,7 @@ MAY_CHANGE = (
     "env.reward_timeout",
     f"{_ENGINE}.url",
     f"{_ENGINE}.weights_dir",
+    f"{_ENGINE}.sync",
     f"{_ENGINE}.timeout",
     f"{_ENGINE}.retries",
     f"{_ENGINE}.backoff",

@@ -252,7 +252,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_checkpoint_before_and_no_rest
     if first == "rename":
         monkeypatch.setattr(checkpoints.os, "replace", full)
     elif first == "tensors":
-        monkeypatch.setattr("safetensors.torch.save_file", full)
+        monkeypatch.setattr("rl4lms_like.system.tensor_file.TensorFile.write", full)
     with pytest.raises(OSError) as caught:
         state = TrainingState({"trainer": {"iteration": 2}}, {"a": torch.ones(2)})
         write_checkpoint(base, 2, state, full if first == "model" else save_nothing)
