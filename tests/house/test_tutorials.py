@@ -13,8 +13,8 @@ from scripts.docs.tutorials import PAGES, QUICK, run_page
 TUTORIALS = sorted(page.stem for page in PAGES.glob("*.md"))
 
 
-def test_there_are_seven():
-    assert len(TUTORIALS) == 7
+def test_there_are_eight():
+    assert len(TUTORIALS) == 8
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
