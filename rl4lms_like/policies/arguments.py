@@ -553,6 +553,8 @@ class VisionPolicyArguments(PolicyArguments):
             yield ConfigIssue("engine.id", f"{id} gets prompts without their images; use {OWN_ENGINE}")
         if self.compile:
             yield ConfigIssue("compile", "is not supported for vision-language models; remove it")
+        if self.quantization is not None:
+            yield ConfigIssue(QUANTIZATION, "is not supported for vision-language models; remove it")
 
 
 def shared_arguments(arguments: Mapping[str, Any]) -> tuple[PolicyArguments | None, list[ConfigIssue]]:

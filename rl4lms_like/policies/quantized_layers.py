@@ -106,6 +106,10 @@ class NF4Linear(QuantizedLinear):
     """Layer with 4-bit NormalFloats; `weight` has two of them in each byte `[n_weights / 2, 1]`."""
 
     block = BLOCK
+    scales: Tensor
+    scales_of_scales: Tensor
+    mean_scale: Tensor
+    scale_values: Tensor
 
     def _store(self, weight: Tensor, quantization: Mapping[str, Any]) -> None:
         self.is_double = bool(quantization.get("double", False))
@@ -174,6 +178,8 @@ class NF4Linear(QuantizedLinear):
 
 class Int8Linear(QuantizedLinear):
     """Layer with 8-bit integers `[out, in]` and a scale for each row `[out, 1]`."""
+
+    scales: Tensor
 
     def _store(self, weight: Tensor, quantization: Mapping[str, Any]) -> None:
         torchao = import_extra("torchao.quantization", extra="torchao", needed_by="quantization: {id: int8}")
@@ -293,7 +299,7 @@ def plain_layer(layer: QuantizedLinear, delta: Tensor | None = None) -> nn.Modul
         weight = weight + delta.to(weight.dtype)
 
     # On `meta`, the weight that is replaced needs no memory.
-    plain: nn.Module
+    plain: Any
     with torch.device("meta"):
         if layer.is_transposed:
             plain = Conv1D(layer.out_features, layer.in_features)

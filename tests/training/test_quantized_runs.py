@@ -14,6 +14,7 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.inference import evaluate_run, generate_texts
 from rl4lms_like.on_policy.assemble import assemble
+from rl4lms_like.policies.arguments import VisionPolicyArguments
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.policies.lora import saved_quantization
@@ -143,6 +144,11 @@ def test_other_refusals_name_their_keys(config):
     config["alg"]["args"]["importance_correction"] = "tis"
     with raises_at(f"{POLICY}.generation_dtype", mentions="quantization replaces"):
         parse_config(config)
+
+
+def test_a_vision_policy_is_refused():
+    options = {"model_name": "x", "peft": ADAPTERS, "quantization": NF4}
+    assert [issue.path for issue in VisionPolicyArguments(**options).issues()] == ["quantization"]
 
 
 def test_a_missing_package_is_named_before_a_model_loads(config, monkeypatch):
