@@ -13,9 +13,10 @@ for all experts of a layer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,8 @@ def write_full_weights(model: PreTrainedModel, folder: Path, *, tied: bool) -> N
     """
     model = _in_float32(model)
 
-    # Names, shapes and types are enough to arrange the files. A part of a tensor would count with the size of the whole
-    # tensor, hence the clones, which need no memory on `meta`.
-    on_meta: dict[str, Tensor] = {}
-    for block in _blocks(model, tied=tied):
-        for weight in block:
-            on_meta[weight.name] = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype, device="meta")
-    shapes = {name: shape.clone() for name, shape in revert_weight_conversion(model, on_meta).items()}
+    # Names, shapes and types are enough to arrange the files.
+    shapes = _checkpoint_shapes(model, chain.from_iterable(_blocks(model, tied=tied)))
     pattern = FILE.replace(".safetensors", "{suffix}.safetensors")
     files = split_torch_state_dict_into_shards(shapes, filename_pattern=pattern, max_shard_size=LARGEST_FILE)
 
@@ -152,7 +148,26 @@ def _blocks(model: PreTrainedModel, *, tied: bool) -> list[list[_Weight]]:
             paths = (".".join(parts[:length]) for length in range(1, len(parts)))
             block = next((path for path in paths if path in prefixes), weight.name)
             blocks.setdefault(block, []).append(weight)
-    return list(blocks.values())
+
+    # A tensor of a checkpoint may be computed from several in memory. These are in one block; should a family have some
+    # in several blocks, only all weights together can be converted.
+    groups = list(blocks.values())
+    every = list(chain.from_iterable(groups))
+    of_blocks: set[tuple[str, torch.Size]] = set()
+    for group in groups:
+        of_blocks |= {(name, shape.shape) for name, shape in _checkpoint_shapes(model, group).items()}
+    of_model = {(name, shape.shape) for name, shape in _checkpoint_shapes(model, every).items()}
+    return groups if of_blocks == of_model else [every]
+
+
+def _checkpoint_shapes(model: PreTrainedModel, weights: Iterable[_Weight]) -> dict[str, Tensor]:
+    """Return tensors without values, with the names, shapes and types that weights have in a checkpoint."""
+    on_meta: dict[str, Tensor] = {}
+    for weight in weights:
+        on_meta[weight.name] = torch.empty(weight.tensor.shape, dtype=weight.tensor.dtype, device="meta")
+
+    # A part of a tensor would count with the size of the whole tensor, hence the clones, which need no memory.
+    return {name: shape.clone() for name, shape in revert_weight_conversion(model, on_meta).items()}
 
 
 def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
