@@ -760,7 +760,8 @@ class _QuantizedShapes(QuantizedLinear):
 
     def _store(self, weight: torch.Tensor, quantization: Mapping[str, Any]) -> None:
         layer_class = LAYERS[quantization["id"]]
-        for name, (shape, dtype) in layer_class.stored(*weight.shape, quantization).items():
+        n_out, n_in = weight.shape
+        for name, (shape, dtype) in layer_class.stored(n_out, n_in, quantization).items():
             self._keep(**{name: torch.empty(shape, dtype=dtype)})
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
