@@ -172,7 +172,7 @@ def test_rows_of_two_processes_have_their_own_images(folder):
     batch = made.objective.collate(made.examples["train"].rows)
     whole = made.objective.loss(made.model, batch, 10)
     parts = [made.objective.loss(made.model, part, 10) for part in rows_of_two_processes(made.objective, batch)]
-    assert abs(sum(parts) - whole) < 1e-6
+    assert abs(sum(parts) - whole) < EXACT
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
