@@ -29,7 +29,7 @@ class AutoVisionRewardModel:
     def from_pretrained(checkpoint: str, *, config: PretrainedConfig | None = None, **options: Any) -> Any:
         """Load a reward model, or a language model without its output layer; `score` is then new."""
         if config is None:
-            config = AutoConfig.from_pretrained(checkpoint)
+            config = AutoConfig.from_pretrained(checkpoint, trust_remote_code=False)
         return _reward_class(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]).from_pretrained(
             checkpoint, config=config, **options
         )

@@ -121,9 +121,10 @@ def broken_layers(model: nn.Module) -> list[str]:
         if not output.requires_grad:
             broken.append(name)
             continue
-        (gradient,) = torch.autograd.grad(output.sum(), inputs)
-        expected = weight.sum(dim=0).expand_as(gradient)  # for a gradient of 1 of each output
-        if not torch.allclose(gradient, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max())):
+        (gradient,) = torch.autograd.grad(output.sum(), inputs, allow_unused=True)
+        expected = weight.sum(dim=0).expand_as(inputs)  # for a gradient of 1 of each output
+        tolerance = 1e-3 * float(expected.abs().max())
+        if gradient is None or not torch.allclose(gradient, expected, rtol=1e-2, atol=tolerance):
             broken.append(name)
     return broken
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
@@ -47,6 +47,7 @@ from rl4lms_like.policies.stacked import (
 )
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ConfigIssue, ModelError, import_extra
+from rl4lms_like.system.tensor_file import TensorFile
 
 NAME = "default"
 """PEFT's default adapter name."""
@@ -397,7 +398,10 @@ def save_adapters(model: PreTrainedModel, folder: str | Path) -> None:
     metadata = {"format": "pt"}
     if (quantization := quantization_of(model)) is not None:
         metadata[QUANTIZATION] = json.dumps(quantization)
-    save_file(weights, folder / ADAPTER_FILE, metadata=metadata)
+    # Not by `save_file`, which writes several texts of the metadata in a random order.
+    with TensorFile(folder / ADAPTER_FILE, weights, metadata) as file:
+        for name, tensor in weights.items():
+            file.write(name, tensor)
 
     # A set's order differs from process to process, and files of equal runs should be equal.
     for name in ("target_modules", "exclude_modules", "target_parameters"):

@@ -220,7 +220,7 @@ def led_by_main(
 
 @dataclass(frozen=True)
 class _Leading:
-    """What the main process can ask the others for: numbers of tensors by their addresses, then names of works."""
+    """Requests that the main process can make of the others: numbers of tensors by their addresses, names of works."""
 
     places: dict[int, int]
     works: list[str]
