@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rl4lms_like.core import picture_inputs
 from rl4lms_like.core.episodes import EpisodeBatch, padded
 from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.core.pictures import Picture
@@ -161,6 +162,12 @@ def test_a_policy_on_untrained_weights_is_accepted_and_its_weights_stay_the_same
         assert torch.equal(policy.policy_model.get_parameter(name), weight), name
 
 
+def plant(monkeypatch, name, function):
+    """Replace a function of `core.picture_inputs` in both modules that call it."""
+    for module in (picture_inputs, vision_reader):
+        monkeypatch.setattr(module, name, function)
+
+
 def wrong_positions(monkeypatch):
     original = vision_reader.prompt_inputs
 
@@ -168,7 +175,7 @@ def wrong_positions(monkeypatch):
         positions = (mask.long().cumsum(dim=1) - 1).clamp_min(0)
         return {**original(model, encoder, ids, mask, numbers), "position_ids": positions}
 
-    monkeypatch.setattr(vision_reader, "prompt_inputs", cumulative)
+    plant(monkeypatch, "prompt_inputs", cumulative)
 
 
 def wrong_response_types(monkeypatch):
@@ -178,7 +185,7 @@ def wrong_response_types(monkeypatch):
         found = original(*args)
         return {name: value if name == "position_ids" else torch.zeros_like(value) for name, value in found.items()}
 
-    monkeypatch.setattr(vision_reader, "continued_inputs", zeros)
+    plant(monkeypatch, "continued_inputs", zeros)
 
 
 def types_one_token_too_wide(monkeypatch):
@@ -190,7 +197,7 @@ def types_one_token_too_wide(monkeypatch):
         inputs["token_type_ids"] = types | torch.nn.functional.pad(types, (1, 0))[:, :-1]
         return inputs
 
-    monkeypatch.setattr(vision_reader, "prompt_inputs", wide)
+    plant(monkeypatch, "prompt_inputs", wide)
 
 
 def missing_pictures(monkeypatch):
