@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable
@@ -41,7 +42,9 @@ class VllmServer:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        # `from_pretrained` is not for threads: while it loads, it switches the tying of weights off for all models.
+        self.base: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        self.model: Any = copy.deepcopy(self.base)
         head = self.model.get_output_embeddings()
         head.weight = nn.Parameter(head.weight.detach().clone())
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -49,7 +52,7 @@ class VllmServer:
         self.answers: dict[str, Answer] = {}
         self.processed, self.own_end, self.is_asleep = True, None, False
         self.lock = threading.Lock()
-        self.folder, self.adapters = folder, dict[str, Any]()
+        self.adapters = dict[str, Any]()
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -99,7 +102,7 @@ class VllmServer:
             from peft import PeftModel
 
             with self.lock:
-                base = AutoModelForCausalLM.from_pretrained(self.folder)
+                base = copy.deepcopy(self.base)
                 self.adapters[body["lora_name"]] = PeftModel.from_pretrained(base, body["lora_path"]).eval()
             send(handler, b"Success: LoRA adapter added")
         elif handler.path == "/v1/unload_lora_adapter":
