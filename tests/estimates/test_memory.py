@@ -116,7 +116,7 @@ def test_processes_split_the_weights_but_not_those_of_a_generation(family):
 
     # An engine has weights of its own.
     engine = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
-    if config.alg.is_causal:
+    if not config.is_encoder_decoder:
         run["alg"]["policy"]["args"]["engine"] = engine
         with_engine = parse_config({**run, "distributed": {"strategy": "fsdp"}})
         assert estimate_memory(with_engine, 2).parts["gathered policy"] == 0
