@@ -22,6 +22,7 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
+    packed         in the rollout, 4 for each weight that `speedups.packed_weights` copies
     average        4 per trained parameter, with `bias_power` 12 (`train_evaluation.average`)
     TRPO           activations of two graphs at once, 4 buffers of logits of half the budget each, 7 vectors as long as
                    the trained parameters; no optimizer state for the policy
@@ -70,7 +71,7 @@ from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies import quantized_layers
 from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
-from rl4lms_like.policies.generating_weights import can_pack
+from rl4lms_like.policies.generating_weights import MIN_STEPS, can_pack, n_packed_weights
 from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.low_precision import n_linear_weights
@@ -281,8 +282,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
-        elif device == "cpu" and not is_split and arguments.generates_packed and can_pack(arguments.used_speedups):
-            sizes["generating weights"] = FLOAT * policy.linear_with_head
+        elif device == "cpu" and not is_split and _packs_weights(arguments, plan):
+            sizes["generating weights"] = FLOAT * policy.packed
         other_gradients = _gradients_with_activations(policy, plan, sizes["gradients"])
 
         if not shortest:
@@ -612,6 +613,7 @@ class NetworkShapes:
         # Linear layers, which may be stored or copied in bfloat16.
         self.linear = n_linear_weights(model)
         self.linear_with_head = n_linear_weights(model, with_head=True)
+        self.packed = n_packed_weights(model)
 
         # Weights of a critic: all without the output layer. Encoder and decoder share embeddings, which count once.
         modules = [model.base_model] if causal else [model.get_encoder(), model.get_decoder()]
@@ -766,6 +768,12 @@ class _QuantizedShapes(QuantizedLinear):
 
     def dequantized(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(self.out_features, self.in_features, dtype=dtype)
+
+
+def _packs_weights(arguments: PolicyArguments, plan: BatchPlan) -> bool:
+    """Return whether a policy on this machine's processor generates in float32 with packed weights."""
+    is_long = plan.response_tokens >= MIN_STEPS
+    return is_long and arguments.generates_packed and can_pack(arguments.used_speedups)
 
 
 def _n_prompt(plan: BatchPlan) -> int:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rl4lms_like.core.products import is_worth_packing, packed, product_with_packed, why_mkl
@@ -35,7 +37,7 @@ def can_pack(speedups: Speedups) -> bool:
 
 @contextmanager
 def weights_to_generate(
-    model: nn.Module, *, in_bfloat16: bool, packs: bool, merged: Mapping[Any, Tensor] | None = None
+    model: PreTrainedModel, *, in_bfloat16: bool, packs: bool, merged: Mapping[Any, Tensor] | None = None
 ) -> Iterator[None]:
     """Let the linear layers compute with copies of their weights within the block. There are no gradients.
 
@@ -45,32 +47,38 @@ def weights_to_generate(
     Args:
         model: a language model.
         in_bfloat16: multiply in bfloat16.
-        packs: pack the weights that are large enough.
+        packs: pack the weights that are large enough, of the layers that compute every token.
         merged: layer with an adapter -> weight `[out, in]` with the adapter merged into it, where that is known.
     """
+    repeated = _repeated_layers(model) if packs else set()
     forwards: dict[Any, Callable[[Tensor], Tensor]] = {}
     for layer, weight, bias in _merged_weights(model, merged or {}):
-        is_packed = packs and is_worth_packing(weight)
+        is_packed = layer in repeated and is_worth_packing(weight)
         if in_bfloat16:
             weight = weight.bfloat16()
-        if is_packed:
-            multiply = _packed_in_bfloat16 if in_bfloat16 else _packed_in_float32
-            forwards[layer] = partial(multiply, packed(weight), bias)
-        elif in_bfloat16:
-            forwards[layer] = partial(product_in_bfloat16, weight, bias)
+            multiply = product_with_packed if is_packed else functional.linear
+            forwards[layer] = partial(
+                product_in_bfloat16, packed(weight) if is_packed else weight, bias, multiply=multiply
+            )
+        elif is_packed:
+            forwards[layer] = partial(product_with_packed, weight=packed(weight), bias=bias)
     with replaced_forwards(forwards):
         yield
 
 
-def _packed_in_float32(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b for a packed weight."""
-    return product_with_packed(x, weight, bias)
+def n_packed_weights(model: PreTrainedModel) -> int:
+    """Return the number of weights that are packed, for estimates."""
+    factors: set[nn.Module] = set()
+    for layer in model.modules():
+        if hasattr(layer, "lora_A"):
+            factors |= {*layer.lora_A.modules(), *layer.lora_B.modules()}  # type: ignore[union-attr]
+    layers: list[Any] = [layer for layer in _repeated_layers(model) - factors if type(layer) in LINEAR]
+    return sum(layer.weight.numel() for layer in layers if is_worth_packing(layer.weight))
 
 
-def _packed_in_bfloat16(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b in float32 for a packed weight in bfloat16."""
-    output = product_with_packed(x.bfloat16(), weight).float()
-    return output if bias is None else output + bias
+def _repeated_layers(model: PreTrainedModel) -> set[nn.Module]:
+    """Return the modules that compute every token. An encoder, and the vision of a model, read the prompts once."""
+    return {*model.get_decoder().modules(), model.get_output_embeddings()}
 
 
 @torch.no_grad()

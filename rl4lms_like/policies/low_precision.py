@@ -8,6 +8,7 @@ instead, see `generating_weights`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,9 +53,11 @@ class Bfloat16Conv1D(Conv1D):
         return product_in_bfloat16(self.weight.T, self.bias, x)
 
 
-def product_in_bfloat16(weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-    """Return x Wᵀ + b in float32, for a weight `[out, in]` in bfloat16."""
-    output = F.linear(x.bfloat16(), weight).float()
+def product_in_bfloat16(
+    weight: Tensor, bias: Tensor | None, x: Tensor, *, multiply: Callable[[Tensor, Tensor], Tensor] = F.linear
+) -> Tensor:
+    """Return x Wᵀ + b in float32, for a weight `[out, in]` in bfloat16 that `multiply` reads."""
+    output = multiply(x.bfloat16(), weight).float()
     return output if bias is None else output + bias
 
 

@@ -30,7 +30,9 @@ def weights_of_any_size(monkeypatch):
     multiply = generating_weights.product_with_packed
     monkeypatch.setattr(products, "MIN_PACKED", 1)
     monkeypatch.setattr(
-        generating_weights, "product_with_packed", lambda *tensors: counted.append(1) or multiply(*tensors)
+        generating_weights,
+        "product_with_packed",
+        lambda *tensors, **named: counted.append(1) or multiply(*tensors, **named),
     )
     return counted
 
@@ -110,10 +112,25 @@ def test_a_first_ratio_of_an_update_is_one(tiny_gpt2_dir, tiny_tokenizer, weight
     assert weights_of_any_size and float(built.logger.name_to_value["train/ratio_gap"]) < 1e-4
 
 
-def test_the_estimate_has_the_copies(tiny_gpt2_dir):
+def test_an_encoder_that_reads_the_prompts_once_is_not_packed(tiny_t5_dir, monkeypatch):
+    policy = make_policy("seq2seq", tiny_t5_dir, **ON)
+    packed = []
+    monkeypatch.setattr(
+        generating_weights, "packed", lambda weight: packed.append(weight.numel()) or products.packed(weight)
+    )
+    generate(policy)
+    layers = [layer for layer in policy.policy_model.decoder.modules() if type(layer) is torch.nn.Linear]
+    head = policy.policy_model.get_output_embeddings()
+    assert sorted(packed) == sorted(layer.weight.numel() for layer in (*layers, head))
+    assert sum(packed) == generating_weights.n_packed_weights(policy.policy_model)
+
+
+@pytest.mark.parametrize("peft", [None, {"r": 4, "target_modules": "all-linear"}], ids=["whole", "adapters"])
+def test_the_estimate_has_the_copies(tiny_gpt2_dir, peft):
     blocks = run_blocks()
     policy = blocks["alg"]["policy"]["args"]
-    policy |= {"model_name": str(tiny_gpt2_dir), "generation_kwargs": {**SAMPLING, "max_new_tokens": 5}}
+    policy |= {"model_name": str(tiny_gpt2_dir), "peft": peft, "generation_kwargs": {**SAMPLING, "max_new_tokens": 10}}
+    blocks["env"]["args"]["max_episode_length"] = 10
     policy["speedups"] = no_speedups()
     assert "generating weights" not in estimate_memory(parse_config(blocks)).parts
     policy["speedups"] = all_speedups()
@@ -122,3 +139,6 @@ def test_the_estimate_has_the_copies(tiny_gpt2_dir):
     matrices = [weight for name, weight in made.policy_model.named_parameters() if ".h." in name and weight.ndim == 2]
     expected = 4 * sum(weight.numel() for weight in (head, *matrices))
     assert estimate_memory(parse_config(blocks)).parts["generating weights"] == expected
+
+    blocks["env"]["args"]["max_episode_length"] = policy["generation_kwargs"]["max_new_tokens"] = 5
+    assert "generating weights" not in estimate_memory(parse_config(blocks)).parts, "too short to be packed"
