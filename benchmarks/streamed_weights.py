@@ -7,7 +7,7 @@
     save          write the model as `from_pretrained` loads it
 
     at once       to synchronise, each process gathers all weights, as it does to generate; to save, the first one does
-    streamed      the first process asks the others for one tensor after the other, and writes it
+    streamed      all processes gather one tensor after the other, which the first one writes
 
 Each number is that of a process of its own for each of the two ranks: the high-water mark in /proc/self/status, reset
 when the weights are split, above the memory before the model was made. It includes the process's own half of the

@@ -43,6 +43,8 @@ class VllmArguments:
         headers_from_env: header -> name of the environment variable that holds its value.
     """
 
+    # Arguments of `generate` that requests to a server have too. `use_cache` changes no response, and the last one is
+    # applied to the generated texts.
     SUPPORTED: ClassVar[tuple[str, ...]] = (
         *("do_sample", "temperature", "top_k", "top_p", "min_p", "stop_strings"),
         *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "use_cache", "post_processing_fn"),
@@ -63,6 +65,8 @@ class VllmArguments:
         """Validate the addresses and the variables."""
         for url in self.urls:
             check_url(url)
+
+        # A server that is named twice would be asked to load the same weights, or adapters, twice.
         if not self.urls or len(set(self.urls)) < len(self.urls):
             raise ValueError(f"url: expected one address or several different ones, got {self.url!r}")
         secret_headers(self.headers_from_env)
@@ -76,11 +80,13 @@ class VllmArguments:
     @classmethod
     def unsupported(cls, generation_kwargs: Mapping[str, Any]) -> list[str]:
         """Return the arguments of transformers' `generate` that have an effect which the engine does not have."""
-        return [
-            key
-            for key, value in generation_kwargs.items()
-            if key not in cls.SUPPORTED and value and value != NO_EFFECT.get(key)
-        ]
+        # With null, false, 0 or a neutral value, an argument only repeats what a server does without it.
+        unsupported = []
+        for key, value in generation_kwargs.items():
+            has_effect = bool(value) and value != NO_EFFECT.get(key)
+            if has_effect and key not in cls.SUPPORTED:
+                unsupported.append(key)
+        return unsupported
 
 
 def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:
@@ -88,8 +94,10 @@ def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -
 
     `max_length` counts the start token of an encoder-decoder model's response.
     """
+    # As in transformers, `max_new_tokens` takes precedence.
     if generation_kwargs.get("max_new_tokens") is not None:
         return int(generation_kwargs["max_new_tokens"])
+
     max_length = generation_kwargs.get("max_length")
     length = DEFAULT_LENGTH if max_length is None else int(max_length)
     return length if is_causal else length - 1

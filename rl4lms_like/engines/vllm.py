@@ -188,10 +188,15 @@ class VllmEngine(GenerationEngine):
                 )
             if record_log_prob and n_log_probs != n_tokens:
                 raise _error(server, f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
-        return self._episodes(prompts, choices, eos_token_ids, stops)
+        return self._episodes(prompts, choices, servers, eos_token_ids, stops)
 
     def _episodes(
-        self, prompts: list[list[int]], choices: list[_Choice], eos_token_ids: Sequence[int], stops: StopStrings | None
+        self,
+        prompts: list[list[int]],
+        choices: list[_Choice],
+        servers: Sequence[HttpClient],
+        eos_token_ids: Sequence[int],
+        stops: StopStrings | None,
     ) -> EpisodeBatch:
         """Return the responses, each cut after its first end token or stop string."""
         prompt_ids, prompt_mask = padded(prompts, side="left")
@@ -213,8 +218,7 @@ class VllmEngine(GenerationEngine):
                 terminated[row] = True
             if choice.finish_reason == "stop" and not terminated[row]:
                 detail = "ended a response at a token that does not end responses of this run: start the server with"
-                server = self._divided(len(choices))[row]
-                raise _error(server, f"{detail} --generation-config vllm, and with the tokenizer of the run")
+                raise _error(servers[row], f"{detail} --generation-config vllm, and with the tokenizer of the run")
 
         # There are log-probs of all generated tokens; those after the cut are dropped.
         recorded = [choice.logprobs.token_logprobs for choice in choices if choice.logprobs is not None]
@@ -306,8 +310,8 @@ class VllmEngine(GenerationEngine):
 
     def _pass_on_adapters(self, policy: Any) -> None:
         """Let the servers load the adapters of the policy, and generate with them from now on."""
-        # A new name each time, also after an interruption: a server may keep adapters, and keys and values of prompts,
-        # of a name that it knows.
+        # A new name each time, also after an interruption: for a name that was loaded before, a server may use the
+        # adapters, and the cached keys and values of prompts, of that time.
         before = self._adapters
         name = f"policy-{uuid4().hex}"
         folder = save_adapters(policy, self._folder, name)
@@ -323,47 +327,58 @@ class VllmEngine(GenerationEngine):
         generator = torch.Generator().manual_seed(0)
         n_texts = max(N_PROBES, len(self._servers))
         prompts = torch.randint(0, policy.vocab_size, (n_texts, PROMPT_LENGTH), generator=generator)
-        prompt_mask = torch.ones_like(prompts)
         kwargs = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH}
-        probe = self.generate(prompts, prompt_mask, eos_token_ids=(), generation_kwargs=kwargs, seed=0)
+        probe = self.generate(prompts, torch.ones_like(prompts), eos_token_ids=(), generation_kwargs=kwargs, seed=0)
+
         largest = probe.response_ids.max(dim=1).values
         for token, server in zip(largest.tolist(), self._divided(n_texts), strict=True):
             if token >= policy.vocab_size:
                 detail = f"serves another model: it has more than the {policy.vocab_size} tokens of the policy"
                 raise _error(server, detail)
 
-        # No error, since these weights are replaced next; but they may be those of another run. Adapters are those of
-        # the base that the server keeps.
-        ours = policy.log_prob(probe)
-        for server in self._servers if self.arguments.sync == "weights" else ():
-            gap = _mean_gap(ours, self.score(probe, server))
-            if gap > self.arguments.max_gap:
-                message = "the engine %s had other weights than the policy: log-probs differ by %.3g nats per token"
-                logger.warning(message, server.url, gap)
-
-        # At temperature 0.5 the log-probs of the sampled distribution are not those of the model, unless both are 0.
-        if self._samples_other:
-            cold = self.generate(
-                prompts,
-                prompt_mask,
-                eos_token_ids=(),
-                generation_kwargs={**kwargs, "temperature": 0.5},
-                seed=0,
-                record_log_prob=True,
-            )
-            sampled = cold.behavior_log_prob
-            assert sampled is not None
-            of_model = self.score(cold)
-            servers = self._divided(cold.n_episodes)
+        # No error, since these weights are replaced next; but they may be those of another run. With `sync: adapters`
+        # the server has only the base so far, from which adapters of a resumed run differ.
+        if self.arguments.sync == "weights":
+            ours = policy.log_prob(probe)
             for server in self._servers:
-                rows = torch.tensor([row for row, asked in enumerate(servers) if asked is server])
-                tokens = cold.token_index(rows)
-                is_same = float((sampled - of_model)[tokens].abs().max()) <= SAME
-                if float(of_model[tokens].min()) < -SAME and is_same:
-                    detail = "returns the log-probs of the model, not of the distribution that it samples from"
-                    advice = "(generation_kwargs): start it with --logprobs-mode processed_logprobs"
-                    raise _error(server, f"{detail} {advice}")
+                gap = _mean_gap(ours, self.score(probe, server))
+                if gap > self.arguments.max_gap:
+                    message = "the engine %s had other weights than the policy: log-probs differ by %.3g nats per token"
+                    logger.warning(message, server.url, gap)
+
+        if self._samples_other:
+            self._require_sampled_log_probs(prompts, kwargs)
         return probe
+
+    def _require_sampled_log_probs(self, prompts: Tensor, generation_kwargs: Mapping[str, Any]) -> None:
+        """Check that the recorded log-probs are those of the distribution that each server samples from.
+
+        Args:
+            prompts: `[n, prompt_len]`, at least one for each server.
+            generation_kwargs: arguments that sample from the model's own distribution.
+        """
+        # At temperature 0.5 these log-probs are not those of the model, unless both are 0.
+        cold = self.generate(
+            prompts,
+            torch.ones_like(prompts),
+            eos_token_ids=(),
+            generation_kwargs={**generation_kwargs, "temperature": 0.5},
+            seed=0,
+            record_log_prob=True,
+        )
+        sampled = cold.behavior_log_prob
+        assert sampled is not None
+        of_model = self.score(cold)
+
+        servers = self._divided(cold.n_episodes)
+        for server in self._servers:
+            rows = torch.tensor([row for row, asked in enumerate(servers) if asked is server])
+            tokens = cold.token_index(rows)
+            is_same = float((sampled - of_model)[tokens].abs().max()) <= SAME
+            if float(of_model[tokens].min()) < -SAME and is_same:
+                detail = "returns the log-probs of the model, not of the distribution that it samples from"
+                advice = "(generation_kwargs): start it with --logprobs-mode processed_logprobs"
+                raise _error(server, f"{detail} {advice}")
 
     def _check_weights(self, policy: Any) -> None:
         """Compare the log-probs of each server and the policy on the probe after a synchronisation."""

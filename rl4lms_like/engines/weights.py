@@ -1,4 +1,4 @@
-"""The folder through which an engine gets the weights of a policy: safetensors, with adapters merged.
+"""The folder through which an engine gets the weights of a policy, with adapters merged, or its adapters alone.
 
 Tied weights are written under each of their names. Engines that load weights into a running model may not tie them
 again, and their embedding and output layer would then differ.
@@ -17,7 +17,7 @@ from rl4lms_like.system.errors import EngineError
 MARKER = "engine_weights.txt"
 """File that shows that a folder has weights of an engine, and may be overwritten."""
 ADAPTERS = "adapters-"
-"""Beginning of the names of folders of adapters in it."""
+"""Beginning of the name of the folder of adapters within the folder of weights."""
 
 
 def weights_folder(weights_dir: str) -> Path:

@@ -76,7 +76,7 @@ from rl4lms_like.system.schema import checked_block
 
 _PASS = "pass"
 _FINGERPRINT = "fingerprint"
-"""What the main process can ask the others for within `led_by_main`, besides split tensors."""
+"""Names of what the other processes compute together with the main one within `led_by_main`."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Bytes of a number -> the integer type of the same size."""
 
@@ -786,7 +786,7 @@ class LMActorCriticPolicy(BasePolicy):
             else:
                 mine.lerp_(theirs.to(mine.device), fraction)
 
-    # --- saving -------------------------------------------------------------------------------------------------
+    # --- saving, and passing weights on -------------------------------------------------------------------------
 
     def led_by_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
         """Let the main process read, save and pass on split weights within the block; the processes enter it together.
@@ -852,8 +852,8 @@ class LMActorCriticPolicy(BasePolicy):
         """Yield names and values of the language model's weights, as a checkpoint of the plain model has them.
 
         Adapters are merged, and tied weights come under each of their names. Split weights are whole; no more than one
-        transformer block is in memory at a time. Only the main process may call this, within `led_by_main`, in which it
-        also updates an engine.
+        transformer block is in memory at a time. If the weights are split, only the main process may call this, within
+        `led_by_main`, in which it also updates an engine.
         """
         return full_weights(self.policy_model)
 

@@ -4,10 +4,10 @@
                                                                                            ├─ files of a saved model
                                                                                            └─ an engine
 
-There is never more than one block in memory besides the network's own weights. Split weights are gathered block by
-block for every forward pass anyway; what is outside of blocks (embeddings, output layer) comes one tensor at a time.
-Names and shapes are those of checkpoints: transformers has other ones in memory for some families, such as one tensor
-for all experts of a layer.
+There is never more than one block in memory besides the network's own weights, unless these are quantized: then the
+whole model is dequantized first. Split weights are gathered block by block for every forward pass anyway; what is
+outside of blocks (embeddings, output layer) comes one tensor at a time. Names and shapes are those of checkpoints:
+transformers has other ones in memory for some families, such as one tensor for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def full_weights(model: PreTrainedModel, *, tied: bool = True) -> Iterator[tuple
     """
     model = _in_float32(model)
     for block in _blocks(model, tied=tied):
-        # Of a layer of experts, several weights are changed: merged once.
+        # By layer: a layer of experts has several changed weights, and is merged once.
         merged_layers: dict[Any, Any] = {}
-        values = {}
+        values: dict[str, Tensor] = {}
         for weight in block:
             if weight.layer is None:
                 values[weight.name] = whole(weight.tensor.detach())
@@ -78,6 +78,7 @@ def full_weights(model: PreTrainedModel, *, tied: bool = True) -> Iterator[tuple
             if weight.layer not in merged_layers:
                 merged_layers[weight.layer] = merged_layer(weight.layer)
             values[weight.name] = getattr(merged_layers[weight.layer], weight.name_in_layer).detach()
+
         yield from revert_weight_conversion(model, values).items()
 
 
@@ -112,14 +113,15 @@ def write_full_weights(model: PreTrainedModel, folder: Path, *, tied: bool) -> N
 def _in_float32(model: PreTrainedModel) -> PreTrainedModel:
     """Return a model whose quantized layers are plain ones, with the adapters merged into all layers.
 
-    Quantized layers have other names and shapes than those of the plain model. One without any is returned as it is.
+    Quantized layers have other names and shapes than those of the plain model. A model without any is returned as it
+    is; only such a model can be split over processes.
     """
     return model if quantization_of(model) is None else merged(model)
 
 
 def _blocks(model: PreTrainedModel, *, tied: bool) -> list[list[_Weight]]:
     """Return the weights of the plain model, grouped by transformer blocks; each of the others is a group."""
-    # A tied weight is one tensor under several names, whose trained rows are those of each.
+    # By the id of the weight. A tied one is one tensor under several names, whose trained rows are those of each.
     layers: dict[int, tuple[Any, str]] = {}
     for _, layer in changed_layers(model):
         for name_in_layer, base in changed_weights(layer):
@@ -140,13 +142,11 @@ def _blocks(model: PreTrainedModel, *, tied: bool) -> list[list[_Weight]]:
         named = {weight.name: numbers[id(weight.tensor)] for weight in weights}
         ignored |= named.keys() - remove_tied_weights_from_state_dict(dict(named), model).keys()
 
-    prefixes = {name for name, _ in named_blocks(model)}
+    block_names = [name for name, _ in named_blocks(model)]
     blocks: dict[str, list[_Weight]] = {}
     for weight in weights:
         if weight.name not in ignored:
-            parts = weight.name.split(".")
-            paths = (".".join(parts[:length]) for length in range(1, len(parts)))
-            block = next((path for path in paths if path in prefixes), weight.name)
+            block = next((name for name in block_names if weight.name.startswith(f"{name}.")), weight.name)
             blocks.setdefault(block, []).append(weight)
 
     # A tensor of a checkpoint may be computed from several in memory. These are in one block; should a family have some
@@ -176,8 +176,8 @@ def _saved_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     Not by `state_dict`, where torch would split weights again that are whole now.
     """
     for prefix, module in model.named_modules():
-        own: list[tuple[str, Any]] = [*module._parameters.items()]
-        own += [item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set]
-        for name, tensor in own:
+        tensors: list[tuple[str, Any]] = [*module._parameters.items()]
+        tensors += [item for item in module._buffers.items() if item[0] not in module._non_persistent_buffers_set]
+        for name, tensor in tensors:
             if tensor is not None:
                 yield (f"{prefix}.{name}" if prefix else name), tensor

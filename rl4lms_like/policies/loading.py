@@ -467,15 +467,11 @@ def save_language_model(
         OSError: the folder cannot be written.
     """
     folder = Path(folder)
-    try:
-        with _end_tokens_in_generation_config(model, eos_token_ids):
-            if has_lora(model) and not merge:
-                save_adapters(model, folder)
-            else:
-                save_whole(model, folder, checkpoint_dropout)
-    except SafetensorError as error:  # raised by safetensors if the disk is full
-        raise OSError(str(error)) from error
-
+    with _end_tokens_in_generation_config(model, eos_token_ids):
+        if has_lora(model) and not merge:
+            save_adapters(model, folder)
+        else:
+            save_whole(model, folder, checkpoint_dropout)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder

@@ -41,6 +41,7 @@ STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
 ENGINE_WITH_ADAPTERS = "fsdp_engine_with_adapters"
 ENGINE_OF_ADAPTERS = "fsdp_engine_of_adapters"
+MERGED_ON_SAVE = "fsdp_ppo_with_adapters_t5"
 CHECKPOINTS = {
     STATEFUL: "iteration_00002",
     STATEFUL_FSDP: "iteration_00001",
@@ -235,7 +236,10 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt2",
         {**GROUPS, **FSDP, **ADAPTERS, "alg.id": "grpo", f"{POLICY}.engine.args.sync": "adapters"},
     ),
-    "fsdp_ppo_with_adapters_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, **ADAPTERS}),
+    MERGED_ON_SAVE: (
+        "t5",
+        {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, **ADAPTERS, f"{POLICY}.merge_on_save": True},
+    ),
     "fsdp_ppo_with_adapters_of_experts": ("mixtral", {**SEPARATE, **MINIBATCHES, **FSDP, **ADAPTERS}),
     "fsdp_grpo_with_adapters_and_rows": (
         "gpt2",

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from rl4lms_like.system.ranks import Ranks
 from tests.distributed.cells import (
     ENGINE_WITH_ADAPTERS,
+    MERGED_ON_SAVE,
     SPLIT_ADAPTERS,
     STATEFUL_ADAPTERS,
     run_cell,
@@ -98,12 +99,14 @@ def test_each_process_has_its_part_of_the_base(cell, by_two):
 
 @pytest.mark.parametrize("cell", SPLIT_ADAPTERS)
 def test_saved_adapters_are_those_of_one_process(cell, by_one, by_two):
-    saved = sorted((by_one / "cells" / cell).rglob("adapter_model.safetensors"))
+    """Also in checkpoints. With `merge_on_save`, they are merged into whole models."""
+    saved = sorted((by_one / "cells" / cell).rglob("*model.safetensors"))
     names = [str(file.relative_to(by_one)) for file in saved]
-    assert f"cells/{cell}/model/adapter_model.safetensors" in names
+    prefix = "" if cell == MERGED_ON_SAVE else "adapter_"
+    assert f"cells/{cell}/model/{prefix}model.safetensors" in names
     for name in names:
         assert_close(*(load_file(folder / name) for folder in (by_two, by_one)))
-        config = Path(name).with_name("adapter_config.json")
+        config = Path(name).with_name(f"{prefix}config.json")
         assert (by_two / config).read_text() == (by_one / config).read_text()
 
 

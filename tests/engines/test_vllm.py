@@ -494,12 +494,13 @@ def test_adapters_alone_are_passed_on_under_a_new_name_each_time(serve, policy_o
     pytest.importorskip("peft")
     servers = [serve("llama"), serve("llama")]
     policy = policy_of(servers[0], "llama", policy=PEFT, url=[server.url for server in servers], sync="adapters")
-    before = [weight.clone() for weight in servers[0].model.parameters()]
+    base = [weight.clone() for weight in servers[0].model.parameters()]
     names = []
     for step in (0, 1, 1, 2):
         with torch.no_grad():
             for name, weight in policy.policy_model.named_parameters():
-                weight.copy_(step * torch.full_like(weight, 0.05)) if "lora_B" in name else None
+                if "lora_B" in name:
+                    weight.fill_(0.05 * step)
         assert gaps(policy, generate(policy))["max_gap"] < 1e-5
         (name,) = servers[0].adapters
         assert servers[1].adapters.keys() == {name}
@@ -511,7 +512,7 @@ def test_adapters_alone_are_passed_on_under_a_new_name_each_time(serve, policy_o
     for server in servers:
         assert RELOAD not in server.paths()
         assert (server.paths().count(LOAD), server.paths().count(UNLOAD)) == (3, 2)
-    assert all(torch.equal(weight, own) for weight, own in zip(before, servers[0].model.parameters(), strict=True))
+    assert all(torch.equal(*weights) for weights in zip(base, servers[0].model.parameters(), strict=True))
 
 
 def test_adapters_of_another_base_are_an_error(serve, policy_of):

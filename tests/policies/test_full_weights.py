@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
+from collections import defaultdict
 
 import pytest
 import torch
@@ -118,9 +120,13 @@ def test_a_block_is_dropped_before_the_next_one_is_merged(folders):
     pytest.importorskip("peft")
     model = load("llama", folders["llama"])
     add_lora(model, {"target_modules": "all-linear"}, dropout=False)
-    own = {tensor.data_ptr() for tensor in model.parameters()}
-    blocks = []
+    in_model = {tensor.data_ptr() for tensor in model.parameters()}
+    copies = defaultdict(list)  # block -> merged weights, as long as they are in memory
     for name, tensor in full_weights(model):
-        if tensor.data_ptr() not in own:
-            blocks.append(name.split(".")[2])
-    assert blocks == sorted(blocks) and len(set(blocks)) == model.config.num_hidden_layers
+        if tensor.data_ptr() not in in_model:
+            block = name.split(".")[2]
+            copies[block].append(weakref.ref(tensor))
+            earlier = [reference() for other in copies.keys() - {block} for reference in copies[other]]
+            assert all(weight is None for weight in earlier), name
+        del tensor
+    assert [len(references) for references in copies.values()] == [7] * model.config.num_hidden_layers

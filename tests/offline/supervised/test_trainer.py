@@ -10,7 +10,6 @@ from typing import ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, TrainingArguments
 
 from rl4lms_like.catalogue import description
@@ -420,8 +419,8 @@ def test_why_a_run_ended_is_not_hidden_by_a_disk_that_is_full(blocks, tmp_path, 
 def test_a_disk_that_is_full_is_an_error_of_the_folder(blocks, tmp_path, monkeypatch, trainer_of):
     trainer = trainer_of(blocks)
 
-    def full(*args, **kwargs):  # safetensors has an exception of its own for it
-        raise SafetensorError("I/O error: No space left on device")
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(type(trainer.run.model), "save_pretrained", full)
     with pytest.raises(RL4LMsLikeError, match=str(tmp_path / "model")):
