@@ -775,6 +775,8 @@ class _OfflineAlgConfig(Block):
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
         yield from quantization_issues(self.quantization, self.peft)
+        if self.quantization is not None and self.reads_pictures:
+            yield ConfigIssue("quantization", "is not supported for vision-language models; remove it")
         if self.quantization is not None and self.training_args.get("torch_compile"):
             yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
         yield from self._attention_issues()

@@ -18,7 +18,8 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
     quantized      of linear layers with `quantization`: the stored bytes of each weight and its scales, in every part
                    above; and 4 for each weight of the largest one, which is dequantized for a product
-    loading        with `quantization`: 4 per parameter of the model, which is read in float32 and then quantized
+    loading        with `quantization`: 4 per parameter of a model, which is read in float32 and then quantized, and the
+                   quantized weights of those before it
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
@@ -49,7 +50,7 @@ import math
 import os
 import resource
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -231,7 +232,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
     critic = _critic(policy, is_split=is_split) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
-    reference_bytes = _reference(policy, is_split=is_split) if has_reference else 0
+    reference = _reference_network(policy) if has_reference else None
+    reference_bytes = _reference(policy, reference, is_split=is_split) if has_reference else 0
     if has_reference and arguments.reference_dtype == "bfloat16":
         reference_bytes = _reference_in_bfloat16(policy, reference_bytes)
     role = "reference" if arguments.teacher_model is None else "teacher"
@@ -246,6 +248,10 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     parameters = f"{policy.trained:,} of {policy.parameters:,} of the policy"
     if critic.n_trained:
         parameters += f", {critic.n_trained:,} of the critic"
+
+    # In the order in which their checkpoints are read. A critic of the policy's checkpoint is a copy.
+    others = [network for network in (critic.network, reference) if network not in (None, policy)]
+    loaded = [policy, *others]
     gathered = 0
     if is_split:
         gathered = _gathered(policy, critic.network, has_reference=reference_bytes > 0)
@@ -310,7 +316,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
-            loading=policy.loading(always["process"]) if device == "cpu" else 0,
+            loading=_loading(loaded, always["process"]) if device == "cpu" else 0,
             n_parameters=policy.parameters,
             parameters=parameters,
         )
@@ -405,7 +411,7 @@ def estimate_supervised_memory(
         device,
         available,
         freed_by_adapters=freed_by_adapters,
-        loading=model.loading(sizes["process"]) if device == "cpu" else 0,
+        loading=_loading([model], sizes["process"]) if device == "cpu" else 0,
         n_parameters=model.parameters,
         parameters=parameters,
     )
@@ -530,15 +536,43 @@ def _n_averages(config: RunConfig | SupervisedConfig) -> int:
     return 1 if average.bias_power is None else 3
 
 
-def _reference(policy: NetworkShapes, *, is_split: bool) -> int:
-    """Return the bytes of the reference's weights that are not shared with the policy."""
-    # The reference of a policy with adapters is the base under them, which is in memory already, but for the parts of
-    # a split one. Another model is loaded without adapters.
+def _loading(networks: Sequence[NetworkShapes], process: int) -> int:
+    """Return the peak memory while networks are read in float32 and quantized, one after the other.
+
+    Args:
+        networks: in the order in which their checkpoints are read.
+        process: bytes of the process without them.
+
+    Returns:
+        Bytes; 0 without quantization.
+    """
+    if networks[0].arguments.quantization is None:
+        return 0
+    peak, size = 0, process
+    for network in networks:
+        n_frozen = network.parameters - network.trained  # all but the adapters, which are added later
+        peak = max(peak, size + FLOAT * n_frozen)
+        size += network.size
+    return peak
+
+
+def _reference_network(policy: NetworkShapes) -> NetworkShapes | None:
+    """Return the shapes of a reference or teacher from another checkpoint; None if it is that of the policy."""
     arguments = policy.arguments
-    if arguments.kl_model not in (None, arguments.model_name):
-        whole = replace(arguments, peft=None)  # quantized too, with `quantization`
-        return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal).size
-    if arguments.peft is None:
+    if arguments.kl_model in (None, arguments.model_name):
+        return None
+    whole = replace(arguments, peft=None)  # quantized too, with `quantization`
+    return NetworkShapes(str(arguments.kl_model), whole, causal=policy.causal)
+
+
+def _reference(policy: NetworkShapes, other: NetworkShapes | None, *, is_split: bool) -> int:
+    """Return the bytes of the reference's weights that are not shared with the policy; `other`: see above."""
+    if other is not None:
+        return other.size
+
+    # The reference of a policy with adapters is the base under them, which is in memory already, but for the parts of
+    # a split one.
+    if policy.arguments.peft is None:
         return policy.size
     return policy.size - FLOAT * policy.trained if is_split else 0
 
@@ -627,11 +661,6 @@ class NetworkShapes:
         blocks = [n_bytes(block.parameters()) for block in blocks_of(model)]
         self.largest_block = max(blocks, default=0)
         self.outside_blocks = self.size - sum(blocks)
-
-    def loading(self, process: int) -> int:
-        """Return the peak memory while a model is quantized, with that of the process; 0 without quantization."""
-        n_frozen = self.parameters - self.trained
-        return process + FLOAT * n_frozen if self.arguments.quantization is not None else 0
 
     def _built(self) -> Any:
         auto_class: Any = AutoModelForCausalLM if self.causal else AutoModelForSeq2SeqLM

@@ -9,8 +9,8 @@
     int8                    1 byte, and 4 bytes of scale for each row
 
 Embeddings, the output layer, norms and biases stay in float32, and what a family needs in float32 itself (transformers'
-`_keep_in_fp32_modules`). All that is stored are plain frozen parameters: networks share them, they are moved, saved
-and split over processes as other weights are.
+`_keep_in_fp32_modules`). All that is stored are plain frozen parameters: networks share them, and they are moved and
+saved as other weights are.
 
 The layers of bitsandbytes are not used. On processors with AVX512-BF16 they compute in bfloat16 by a kernel without
 gradients, and where rows are no multiple of 64 they dequantize to wrong numbers; neither raises an error. Only its
@@ -188,8 +188,7 @@ class Int8Linear(QuantizedLinear):
         torchao.quantize_(holder, torchao.Int8WeightOnlyConfig(set_inductor_config=False))
         stored: Any = holder.weight
 
-        # torchao's tensor is taken apart: its product would keep the dequantized weight for the backward pass, and it
-        # cannot be split over processes.
+        # torchao's tensor is taken apart: its product would keep the dequantized weight for the backward pass.
         self._keep(weight=stored.qdata, scales=stored.scale)
 
     @classmethod
@@ -268,6 +267,7 @@ def layers_to_quantize(model: PreTrainedModel, block: int) -> list[str]:
 
     names = []
     for name, layer in model.named_modules():
+        # Not of subclasses, except those that a speedup makes of plain layers.
         is_linear = type(layer) in ONEDNN_CLASSES or type(layer) in ONEDNN_CLASSES.values()
         if not is_linear or layer not in inside or in_float32.intersection(name.split(".")):
             continue

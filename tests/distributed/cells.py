@@ -200,6 +200,15 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             f"{POLICY}.peft": {"target_modules": "all-linear"},
         },
     ),
+    "ppo_with_quantized_base": (
+        "gpt2",
+        {
+            **SEPARATE,
+            **MINIBATCHES,
+            f"{POLICY}.peft": {"target_modules": "all-linear"},
+            f"{POLICY}.quantization": {"id": "nf4", "double": True},
+        },
+    ),
     "grpo_with_pictures": (
         "idefics3",
         {

@@ -100,6 +100,9 @@ def test_refusals(tiny_gpt2_dir):
     mapping = blocks("causal", tiny_gpt2_dir, alg={"quantization": {"id": "nf4"}})
     with raises_at("alg.quantization", mentions="only adapters can be trained"):
         parse_config(mapping)
+    mapping = blocks("causal", tiny_gpt2_dir, alg={**QUANTIZED, "model_type": "vision"})
+    with raises_at("alg.quantization", mentions="vision-language models"):
+        parse_config(mapping)
     mapping = blocks("causal", tiny_gpt2_dir, alg=QUANTIZED, torch_compile=True)
     with raises_at("alg.training_args.torch_compile", mentions="quantization"):
         parse_config(mapping)

@@ -330,3 +330,21 @@ def test_the_estimate_has_the_bytes_of_the_weights(family, quantization, critic)
     assert estimate.n_parameters == policy.n_parameters
     whole = AUTO[kind].from_pretrained(folder, dtype=torch.float32)
     assert estimate.loading == estimate.parts["process"] + stored_bytes(whole)
+
+
+@pytest.mark.parametrize("factor", [1, 3], ids=["same size", "larger"])
+def test_the_estimate_of_the_loading_has_the_models_one_after_the_other(
+    factor, tiny_gpt2_dir, tiny_tokenizer, tmp_path
+):
+    wide = models.make_causal_lm("gpt2", tiny_tokenizer, hidden_size=32 * factor)
+    folder = models.save_model(tmp_path / "reference", wide, tiny_tokenizer)
+    blocks = run_blocks()
+    args = {"model_name": str(tiny_gpt2_dir), "generation_kwargs": dict(SAMPLING), "reference_model": str(folder)}
+    args |= {"peft": ADAPTERS, "quantization": {"id": "nf4"}, "critic": "shared"}
+    blocks["alg"]["policy"]["args"] = args
+    blocks["alg"]["kl_div"] = {"coeff": 0.1}
+    estimate = estimate_memory(parse_config(blocks))
+
+    # The policy is quantized, and the reference is not yet.
+    policy = estimate.parts["policy weights"]
+    assert estimate.loading == estimate.parts["process"] + policy + stored_bytes(wide)
