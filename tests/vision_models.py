@@ -1,6 +1,9 @@
 """Tiny random vision-language models of several families with their processors, built without a hub.
 
 folder = save_vision_model(path, "idefics3")     what `AutoProcessor` and `AutoModelForImageTextToText` load
+vision_config(folder)                            config of a run of RL
+given_texts_config("dpo", folder, pool, ...)     config of a run on given texts
+plain_inputs(model, encoder, sample, response)   arguments of a plain pass, by the processor alone
 
 The towers have two layers and read pictures of at most 56 x 56 pixels.
 """
@@ -10,12 +13,14 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from torch import Tensor
 from transformers import AddedToken, AutoConfig, AutoModelForImageTextToText, PreTrainedModel, PreTrainedTokenizerFast
 
 from rl4lms_like.core.picture_encoder import PictureEncoder
@@ -43,6 +48,17 @@ ANSWERS = ("red green blue yellow purple black ", "red", "green", "blue", "yello
 """Texts of the tokenizer, for which each of these words is one token."""
 MOVE = 0.05
 """Standard deviation of what is added to initial weights, which hardly look at pictures or positions."""
+RESPONSE_TYPES = {"paligemma": 1}
+"""Type of the tokens of responses, where it is not 0."""
+
+# As in Qwen's template: contents are texts or lists of parts.
+TEMPLATE = """\
+{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}\
+{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
+{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<eos>
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+TURNS = TEMPLATE.replace(": ", ":\n")
+"""The same with each content on a line of its own, so that no token spans its beginning."""
 
 
 def png(seed: int = 0, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
@@ -53,6 +69,11 @@ def png(seed: int = 0, size: tuple[int, int] = (SIDE, SIDE)) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
     return stream.getvalue()
+
+
+def pictures(*seeds: int, sizes: tuple[tuple[int, int], ...] = ((56, 56), (112, 84))) -> tuple[Picture, ...]:
+    """Random pictures, of these widths and heights."""
+    return tuple(Picture(contents=png(seed, size)) for seed, size in zip(seeds, sizes, strict=False))
 
 
 def _tokenizer(*special: str, **named: str) -> PreTrainedTokenizerFast:
@@ -231,6 +252,22 @@ def save_vision_model(folder: Path, family: str, *, moved: bool = True, seed: in
     return folder
 
 
+def saved_models(folder: Path) -> Callable[[str], Path]:
+    """A function that returns the folder of a tiny model of a family, saved when it is first asked for.
+
+    That of `qwen2_vl` has the chat template `TURNS`.
+    """
+
+    @cache
+    def model_of(family: str) -> Path:
+        model = save_vision_model(folder / family, family)
+        if family == "qwen2_vl":
+            (model / "chat_template.jinja").write_text(TURNS)
+        return model
+
+    return model_of
+
+
 def picture_encoder(folder: Path, **options: Any) -> PictureEncoder:
     """The encoder of a saved model's prompts."""
     config = AutoConfig.from_pretrained(folder)
@@ -253,6 +290,26 @@ def make_vision_policy(folder: Path, *, use_reference: bool = True, **arguments:
         model_name=str(folder),
         **arguments,
     )
+
+
+def plain_inputs(model: Any, encoder: PictureEncoder, sample: Sample, response: Tensor) -> dict[str, Tensor]:
+    """The arguments of a pass over one unpadded row: all that the processor returns, continued by a response `[n]`."""
+    if sample.images:
+        opened = [picture.open() for picture in sample.images]
+        text = sample.prompt_or_input_text.replace("<image>", encoder.place)
+        inputs = dict(encoder.processor(text=[text], images=[opened], return_tensors="pt"))
+        inputs.pop("labels", None)
+    else:
+        inputs = dict(encoder.processor.tokenizer([sample.prompt_or_input_text], return_tensors="pt"))
+        inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in encoder.type_rules}
+
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], response[None]], dim=1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    for name in ("token_type_ids", "mm_token_type_ids"):
+        if name in inputs:
+            types = torch.full_like(response[None], RESPONSE_TYPES.get(model.config.model_type, 0))
+            inputs[name] = torch.cat([inputs[name], types], dim=1)
+    return inputs
 
 
 class ColourPool(TextGenPool):
@@ -300,4 +357,37 @@ def vision_config(folder: Path, *, algorithm: str = "grpo", n_iters: int = 2, **
             "save_every": 1000,
             "metrics": [{"id": "exact_match"}],
         },
+    }
+
+
+def given_texts_config(
+    id: str,
+    model: Path,
+    pool: dict[str, Any],
+    *,
+    batch_size: int,
+    alg: dict[str, Any] | None = None,
+    **training_args: Any,
+) -> dict[str, Any]:
+    """Two epochs of an objective on the rows of a pool, `batch_size` rows in a step, as plain data."""
+    name = str(model)
+    return {
+        "tokenizer": {"model_name": name},
+        "datapool": pool,
+        "alg": {
+            "id": id,
+            "model_type": "vision",
+            "model_name": name,
+            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 3},
+            "training_args": {
+                "num_train_epochs": 2,
+                "per_device_train_batch_size": batch_size,
+                "learning_rate": 1e-3,
+                "logging_steps": 1,
+                **training_args,
+            },
+            **(alg or {}),
+        },
+        "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": "distinct_n"}]},
+        "device": "cpu",
     }

@@ -135,7 +135,7 @@ class PictureEncoder:
             text = sample.rendered_prompt or sample.prompt_or_input_text
             try:
                 if sample.images:
-                    self.number(sample)
+                    self.number(sample)  # also of those that are not encoded
                     if lengths.get(id(sample), max_length + 1) > max_length:
                         self.encode(sample, max_length)
                 elif any(token in text for token in placeholders):  # few texts: most need not be encoded here
@@ -410,9 +410,9 @@ def _without_tensors(processor: Any) -> Any:
 
     They must be as many.
     """
-    fast = copy.copy(processor)
-    fast.image_processor = _RememberingImageProcessor(processor.image_processor)
-    return fast
+    stand_in = copy.copy(processor)
+    stand_in.image_processor = _RememberingImageProcessor(processor.image_processor)
+    return stand_in
 
 
 class _RememberingImageProcessor:
@@ -425,7 +425,9 @@ class _RememberingImageProcessor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._returned is None:
             self._returned = self._image_processor(*args, **kwargs)
-        return copy.copy(self._returned)  # processors remove entries
+
+        # Processors remove entries from what they get.
+        return copy.copy(self._returned)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._image_processor, name)

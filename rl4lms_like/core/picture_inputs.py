@@ -60,9 +60,11 @@ def token_counts(processor: Any, sizes: Sequence[tuple[int, int]]) -> list[int] 
     count = getattr(processor, "_get_num_multimodal_tokens", None)
     if count is None:
         return None
+
+    # LLaVA's processor, for instance, needs settings for it that not all checkpoints have.
     try:
         counts = count(image_sizes=[(height, width) for width, height in sizes]).num_image_tokens
-    except (AttributeError, KeyError, TypeError):  # LLaVA's, for instance, needs settings that not all checkpoints have
+    except (AttributeError, KeyError, TypeError):
         return None
     return None if counts is None else [int(n_tokens) for n_tokens in counts]
 
@@ -79,6 +81,7 @@ def prompt_inputs(
         mask: `[n, prompt_len]`, bool.
         numbers: of the prompts' pictures, `n` of them; 0 = none.
     """
+    # Processors also return what a model does not read.
     accepted = inspect.signature(type(model).forward).parameters
     inputs: dict[str, Tensor] = {"input_ids": ids, "attention_mask": mask.long()}
     for name, tensor in pictures.tensors(numbers).items():
@@ -90,9 +93,10 @@ def prompt_inputs(
         if name in accepted:
             inputs[name] = pictures.types(name, ids) * mask
 
-    given = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
+    # As `generate` has them; it passes the ids apart from the other arguments.
+    without_ids = {name: tensor for name, tensor in inputs.items() if name != "input_ids"}
     any_model: Any = model
-    inputs["position_ids"] = any_model._prepare_position_ids_for_generation(ids, given)
+    inputs["position_ids"] = any_model._prepare_position_ids_for_generation(ids, without_ids)
     return inputs
 
 
@@ -105,13 +109,16 @@ def continued_inputs(model: PreTrainedModel, prompts: dict[str, Tensor], n_token
         n_tokens: number of tokens after each prompt.
     """
     # By one token: for several, transformers would repeat the types of the prompt's last ones.
-    given = {name: prompts[name] for name in CONTINUED if name in prompts}
+    of_prompts = {name: prompts[name] for name in CONTINUED if name in prompts}
     any_model: Any = model
-    after = any_model._update_model_kwargs_for_generation({}, dict(given), is_encoder_decoder=False, num_new_tokens=1)
+    longer = any_model._update_model_kwargs_for_generation(
+        {}, dict(of_prompts), is_encoder_decoder=False, num_new_tokens=1
+    )
 
+    # From the first token after the prompt, positions increase by one, and types stay the same.
     inputs = {}
-    for name in given:
-        first = after[name][..., -1:]  # of the first token after the prompt
+    for name in of_prompts:
+        first = longer[name][..., -1:]
         if name == "position_ids":
             inputs[name] = first + torch.arange(n_tokens, device=first.device)
         else:
@@ -140,6 +147,8 @@ def inputs_of_texts(
         numbers: of the prompts' pictures, `n` of them; 0 = none.
     """
     inputs = prompt_inputs(model, pictures, prompt_ids, prompt_mask, numbers)
+
+    # Along the last dimension, which is that of the tokens for positions `[3, n, length]`, too.
     responses = continued_inputs(model, inputs, response_ids.shape[1])
     responses |= {"input_ids": response_ids, "attention_mask": torch.ones_like(response_ids)}
     for name, matrix in responses.items():

@@ -174,6 +174,8 @@ class Picture:
             image.draft(None, (width // 8, height // 8))
             image.load()
             _refuse_deep(image)
+
+            # `open` turns the picture.
             is_quarter_turned = image.getexif().get(_ORIENTATION, 1) >= 5
             return (height, width) if is_quarter_turned else (width, height)
 
@@ -304,6 +306,8 @@ def messages_with_places(messages: Sequence[dict[str, Any]], n_images: int) -> l
     if n_places:
         _require_places(n_places, n_images)
         return converted
+
+    # No place is marked.
     for index, message in enumerate(converted):
         if message["role"] == "user":
             converted[index] = {**message, "content": PLACE * n_images + (message.get("content") or "")}
@@ -346,6 +350,7 @@ def checked_part(part: Any) -> dict[str, Any]:
     if kind != "text" and kind not in KEYS_OF_PARTS:
         raise DataPoolError(f"expected parts of the type text, image or image_url, got {shown(part)}")
 
+    # A text may have more keys, such as `cache_control`. Those of an image, such as `max_pixels`, would have no effect.
     filled = {key: value for key, value in part.items() if value is not None}
     is_text = kind == "text" and isinstance(filled.get("text"), str)
     is_place = filled == {"type": "image"}
@@ -355,14 +360,15 @@ def checked_part(part: Any) -> dict[str, Any]:
             f"expected {{'type': 'text', 'text': ...}}, {{'type': 'image_url', 'image_url': {{'url': ...}}}}, "
             f"{{'type': 'image', 'image': ...}}, or {{'type': 'image'}} for an image of image_column; got {shown(part)}"
         )
-    return {key: value for key, value in filled.items() if kind != "text" or key in ("type", "text")}
+    return {"type": "text", "text": filled["text"]} if is_text else filled
 
 
 def image_of_part(part: Mapping[str, Any]) -> Any:
     """Return the image that a part of a message has; None for a text, and for the place of an image in a column."""
     for key in KEYS_OF_PARTS.get(part["type"], ()):
         image = part.get(key)
-        if isinstance(image, Mapping) and "url" in image:  # besides `detail`, the resolution of OpenAI's own models
+        # OpenAI's API has a mapping, in which `detail` is the resolution for its own models.
+        if isinstance(image, Mapping) and "url" in image:
             image = image["url"]
         if image is not None:
             return image

@@ -123,35 +123,18 @@ class Columns:
         if learned == "text" and self.image_column:
             raise DataPoolError("image_column: the format text has no prompts, which images are a part of")
         pictures = PictureColumns(self.image_column, folder)
-        reference_columns = self.reference_column or []
-        if isinstance(reference_columns, str):
-            reference_columns = [reference_columns]
 
         for index, (where, row) in rows:
-            prompt = prompt_cell(row, prompt_column, where)
-            references = []
-            for name in reference_columns:
-                references += texts_cell(row, name, where)
+            prompt, references, whole_messages = self._read(row, prompt_column, where, has_response=has_response)
             meta_data = {name: cell(row, name, where) for name in self.meta_columns or ()}
-
-            # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
-            whole_messages: dict[str, Message | list[Message]] = {}
-            if self.last_message_as_reference:
-                prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
-                reference, whole_messages = response_without_places([last], where)
-                references.append(reference)
-            elif has_response and row[RESPONSE] is not None:
-                response = row[RESPONSE]
-                if isinstance(response, Mapping):
-                    response, whole_messages = response_without_places([dict(response)], where)
-                references.append(response)
-
             if isinstance(prompt, str):
                 prompt = f"{self.prompt_prefix}{prompt}{self.prompt_suffix}"
             elif self.prompt_prefix or self.prompt_suffix:
                 raise DataPoolError(f"{where}: prompt_prefix and prompt_suffix are for texts, not for messages")
+
+            # One that is wrong is reported after the last row, with all others.
             illustrated = pictures.illustrated(prompt, references, row, where, column=source_column or prompt_column)
-            if illustrated is None:  # reported after the last row, with all others
+            if illustrated is None:
                 continue
             prompt, images = illustrated
 
@@ -163,7 +146,33 @@ class Columns:
             else:
                 sample = Sample.of_messages(sample_id, prompt, references, meta_data or None, tools, images)
             yield replace(sample, response_messages=whole_messages, learned=learned)
+
         pictures.raise_errors()
+
+    def _read(
+        self, row: Mapping[str, Any], prompt_column: str, where: str, *, has_response: bool
+    ) -> tuple[str | list[Message], list[str], dict[str, Message | list[Message]]]:
+        """Return the prompt of a row, its references, and `response_messages` of the sample."""
+        prompt = prompt_cell(row, prompt_column, where)
+        names = self.reference_column or []
+        references: list[str] = []
+        for name in [names] if isinstance(names, str) else names:
+            references += texts_cell(row, name, where)
+
+        # Tables of supervised fine-tuning keep the answer as the last message of the dialogue.
+        whole_messages: dict[str, Message | list[Message]] = {}
+        if self.last_message_as_reference:
+            prompt, last = _without_last(prompt, f"{where}, column {prompt_column!r}")
+            reference, whole_messages = response_without_places([last], where)
+            references.append(reference)
+
+        # That of a published format is a text or a message.
+        elif has_response and row[RESPONSE] is not None:
+            response = row[RESPONSE]
+            if isinstance(response, Mapping):
+                response, whole_messages = response_without_places([dict(response)], where)
+            references.append(response)
+        return prompt, references, whole_messages
 
 
 def _without_last(prompt: str | list[dict[str, Any]], where: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -11,13 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rl4lms_like.core.pictures import (
-    PLACE,
-    Picture,
-    images_of_messages,
-    messages_with_places,
-    text_with_places,
-)
+from rl4lms_like.core.pictures import PLACE, Picture, images_of_messages, messages_with_places, text_with_places
 from rl4lms_like.core.sample import Message, response_text
 from rl4lms_like.data_pools.tables import cell
 from rl4lms_like.system.errors import DataPoolError, require_extra
@@ -43,7 +37,8 @@ class PictureColumns:
         self.names = [names] if isinstance(names, str) else list(names or ())
         self.folder = folder
         self.errors: list[str] = []
-        self._results: dict[Picture, Picture | DataPoolError] = {}
+        self._results: dict[Picture, Picture | DataPoolError] = {}  # of each picture's check
+
         if self.names:
             require_extra("PIL", extra="vision", needed_by="image_column")
 
@@ -63,15 +58,7 @@ class PictureColumns:
             None if a picture cannot be read, or the places are others; `raise_errors` reports it.
         """
         n_errors = len(self.errors)
-        images = self._pictures(row, where)
-        in_messages: tuple[Picture, ...] = ()
-        if not isinstance(prompt, str):
-            in_messages = self._pictures_of_messages(prompt, f"{where}, column {column!r}")
-        if images and in_messages:
-            self.errors.append(
-                f"{where}: images are in the messages and in image_column; their order is unknown, keep one of both"
-            )
-        images = images or in_messages
+        images = self._pictures(prompt, row, where, column)
         if len(self.errors) > n_errors:
             return None
 
@@ -84,18 +71,37 @@ class PictureColumns:
                 prompt = messages_with_places(prompt, len(images))
                 texts = [message.get("content") or "" for message in prompt]
         except DataPoolError as error:
-            self.errors.append(f"{where}: {error}{'' if self.names or images else '; set image_column'}")
+            hint = "" if self.names or images else "; set image_column"
+            self.errors.append(f"{where}: {error}{hint}")
             return None
 
-        # Without pictures in any row, the mark is a text like any other.
-        if self.names and not images and any(PLACE in text for text in texts):
-            self.errors.append(f"{where}: the prompt has a place for an image ({PLACE}), but there is none")
-        if (self.names or images) and any(PLACE in response for response in responses):
-            self.errors.append(f"{where}: a response has a place for an image ({PLACE}), which only prompts may have")
+        # In a table without pictures, the mark is a text like any other.
+        if self.names or images:
+            self._check_marks(texts, responses, where, has_images=bool(images))
         return (prompt, images) if len(self.errors) == n_errors else None
 
-    def _pictures(self, row: Mapping[str, Any], where: str) -> tuple[Picture, ...]:
-        """Return the pictures of a row, those of all columns in order, without those that are wrong."""
+    def _check_marks(self, texts: Sequence[str], responses: Sequence[str], where: str, *, has_images: bool) -> None:
+        """Record an error if the texts of a prompt without pictures, or a response, have the mark of a picture."""
+        if not has_images and any(PLACE in text for text in texts):
+            self.errors.append(f"{where}: the prompt has a place for an image ({PLACE}), but there is none")
+        if any(PLACE in response for response in responses):
+            self.errors.append(f"{where}: a response has a place for an image ({PLACE}), which only prompts may have")
+
+    def _pictures(self, prompt: Prompt, row: Mapping[str, Any], where: str, column: str) -> tuple[Picture, ...]:
+        """Return the pictures of a row in order, without those that are wrong; arguments as in `illustrated`."""
+        of_columns = self._pictures_of_columns(row, where)
+        if isinstance(prompt, str):
+            return of_columns
+
+        of_messages = self._pictures_of_messages(prompt, f"{where}, column {column!r}")
+        if of_columns and of_messages:
+            self.errors.append(
+                f"{where}: images are in the messages and in image_column; their order is unknown, keep one of both"
+            )
+        return of_columns or of_messages
+
+    def _pictures_of_columns(self, row: Mapping[str, Any], where: str) -> tuple[Picture, ...]:
+        """Return the pictures in the columns of a row in order, without those that are wrong."""
         pictures: list[Picture] = []
         for name in self.names:
             try:
@@ -123,6 +129,7 @@ class PictureColumns:
                 pictures.append(self._checked(Picture.of(image, self.folder)))
             except DataPoolError as error:
                 self.errors.append(f"{where}, {message}: {error}")
+
         return tuple(pictures)
 
     def _checked(self, picture: Picture) -> Picture:
@@ -134,6 +141,8 @@ class PictureColumns:
                 self._results[picture] = picture
             except DataPoolError as error:
                 self._results[picture] = error
+
+        # A picture that is wrong is an error in each of its rows.
         result = self._results[picture]
         if isinstance(result, DataPoolError):
             raise result
@@ -147,6 +156,7 @@ class PictureColumns:
         """
         if not self.errors:
             return
+
         lines = self.errors[:MOST_SHOWN]
         if len(self.errors) > MOST_SHOWN:
             lines.append(f"... and {len(self.errors) - MOST_SHOWN:,} more")

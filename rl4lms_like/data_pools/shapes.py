@@ -99,8 +99,9 @@ class Shapes(TextGenPool):
             preferences: each sample also has a wrong answer, drawn at random, that is not preferred.
         """
         names_of(split)
+        # Two generators, so that pictures and questions are the same with and without wrong answers.
         rng = random.Random(f"{seed}-{split}-shapes")
-        rng_of_wrong = random.Random(f"{seed}-{split}-wrong")  # its own one: the pictures stay the same
+        rng_of_wrong = random.Random(f"{seed}-{split}-wrong")
         empty = Picture.of(Drawing(side, ()).image()) if constant else None
         samples: list[Sample] = []
         for index in range(n_train if split == "train" else n_eval):

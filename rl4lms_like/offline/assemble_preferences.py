@@ -12,11 +12,7 @@ from typing import Any
 import torch
 from stable_baselines3.common.utils import get_device
 from torch import nn
-from transformers import (
-    AutoModelForImageTextToText,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
 from rl4lms_like.algorithms import OBJECTIVES
 from rl4lms_like.algorithms.preference_arguments import RewardModelArguments

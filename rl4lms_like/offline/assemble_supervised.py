@@ -485,12 +485,7 @@ def load_encoder(config: OfflineConfig) -> tuple[PretrainedConfig, list[int], Ex
 
     pictures = None
     if config.reads_pictures:
-        pictures = build_pictures(
-            config.tokenizer,
-            model_config,
-            max_pixels=config.alg.max_pixels,
-            keys=OFFLINE,
-        )
+        pictures = build_pictures(config.tokenizer, model_config, max_pixels=config.alg.max_pixels, keys=OFFLINE)
         tokenizer = pictures.processor.tokenizer
     else:
         tokenizer = build_tokenizer(config.tokenizer)

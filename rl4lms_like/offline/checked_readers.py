@@ -40,11 +40,15 @@ def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder |
     """
     if pictures is not None:
         return checked_vision_reader(model, name, pictures)
+
+    # An encoder-decoder model reads a prompt apart from its responses, a decoder-only model as one sequence with them.
     reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
     vocab_size = int(model.config.get_text_config().vocab_size)
     with first_episodes(model, name):
         probe = probe_episodes(vocab_size, reader.prompt_side)
         reader.probe_head(probe.to(model.device))
+
+        # The log-probs first: whether prompts may be shared is found by comparison with them.
         in_bfloat16 = _computes_in_bfloat16(model)
         check_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
@@ -56,6 +60,7 @@ def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEn
     reader = VisionReader(model, pictures)
     with first_episodes(model, name):
         reader.probe_head(probe_episodes_with_pictures(reader))
+
         in_bfloat16 = _computes_in_bfloat16(model)
         check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
@@ -70,16 +75,18 @@ def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEn
     reader = VisionReader(model, pictures)
     any_model: Any = model
     with first_episodes(model, name):
-        # Log-probs and generation need an output layer, which a reward model has not: a random one for the check.
+        # Log-probs and generation need an output layer, and a reward model has none: the check has a random one.
         text_config = any_model.config.get_text_config()
         with seeded(0, model.device):
             output_layer = nn.Linear(int(text_config.hidden_size), int(text_config.vocab_size), bias=False)
-        none = any_model.lm_head
+        identity = any_model.lm_head
         any_model.lm_head = output_layer.to(model.device)
         try:
             checked_vision_reader(model, name, pictures)
         finally:
-            any_model.lm_head = none
+            any_model.lm_head = identity
+
+        # Rewards are computed from the states themselves, so these are compared where a prompt is computed once.
         in_bfloat16 = _computes_in_bfloat16(model)
         gap = partial(vision_sharing_gap, has_head=False)
         reader.shares_prompts = check_sharing(reader, name, gap=gap, in_bfloat16=in_bfloat16)
@@ -87,7 +94,7 @@ def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEn
 
 
 def _computes_in_bfloat16(model: PreTrainedModel) -> bool:
-    """Return whether the attention has no float32."""
+    """Return whether the kernels of the attention have no float32."""
     return "flash" in str(model.config._attn_implementation)
 
 
@@ -97,14 +104,17 @@ def reads_prompts_in_order(reader: VisionReader) -> bool:
 
     Where they can, a model cannot learn to write a token of the prompt: it would see what it has to predict.
     """
+    # The same prompts with another last token.
     episodes = probe_episodes_with_pictures(reader)
     one, another, *_ = possible_tokens(reader.model, reader.pictures)
     last = episodes.prompt_ids[:, -1:]
     others = torch.cat([episodes.prompt_ids[:, :-1], torch.where(last == one, another, one)], dim=1)
 
-    # At all tokens before the last one, [n, prompt_len - 1, d].
+    # States at all tokens before the last one, [n, prompt_len - 1, d].
     n_before = others.shape[1] - 1
     before = reader.states_of_all_tokens(episodes)[:, :n_before]
     after = reader.states_of_all_tokens(replace(episodes, prompt_ids=others))[:, :n_before]
+
+    # Within rounding, relative to the largest state; padding has no states that count.
     gap = (before - after)[episodes.prompt_mask[:, :n_before]].abs().max()
     return bool(gap <= SHARING_TOLERANCE * max(1.0, float(before.abs().max())))

@@ -9,6 +9,7 @@ own, and placeholders are no possible tokens. So what is learned is the distribu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -24,9 +25,6 @@ from rl4lms_like.offline.objective import Batch, TokenObjective
 from rl4lms_like.policies.routing import BalancingLoss, Routing
 from rl4lms_like.policies.vision_reader import VisionReader
 from rl4lms_like.training.examples import NOT_LEARNED, Example, n_learned
-
-NO_BUDGET = 2**62
-"""Number of logits that no batch has."""
 
 
 @dataclass
@@ -53,11 +51,11 @@ class VisionCrossEntropy(TokenObjective):
         labels_of_prompts = []
         labels_of_responses = []
         for row in rows:
-            n = row["n_prompt"]
-            prompts.append(row["input_ids"][:n])
-            responses.append(row["input_ids"][n:])
-            labels_of_prompts.append(row["labels"][:n])
-            labels_of_responses.append(row["labels"][n:])
+            n_prompt = row["n_prompt"]
+            prompts.append(row["input_ids"][:n_prompt])
+            responses.append(row["input_ids"][n_prompt:])
+            labels_of_prompts.append(row["labels"][:n_prompt])
+            labels_of_responses.append(row["labels"][n_prompt:])
 
         prompt_ids, prompt_mask = padded(prompts, self.pad_token_id, side="left")  # [n, prompt_len]
         response_ids, response_mask = padded(responses, self.pad_token_id)  # [n, response_len]
@@ -97,7 +95,7 @@ class VisionCrossEntropy(TokenObjective):
             logits = self.reader.scored_logits_of_all_tokens(episodes)
             return scores_of_logits(logits[is_learned], targets)[0]
         states = self.reader.states_of_all_tokens(episodes)
-        budget = NO_BUDGET if self.logits_budget is None else self.logits_budget
+        budget = sys.maxsize if self.logits_budget is None else self.logits_budget
         return token_scores(states[is_learned], self.reader.head(), targets, logits_budget=budget)[0]
 
     def _episodes(self, batch: Batch) -> EpisodeBatch:

@@ -273,6 +273,7 @@ class RewardModelScore(ModelArguments, Score):
             )
             self.classifier.label_index(self.label)
             return
+
         trust = self.trust_remote_code
         self.classifier = classifier_of(self, self.model_name, role="reward model", trust_remote_code=trust)
         self.classifier.check_label(self.label)
@@ -316,7 +317,9 @@ class RewardModelScore(ModelArguments, Score):
     def _logits(self, texts: Texts) -> torch.Tensor:
         append_eos = self.ends_with_eos
         if isinstance(self.classifier, VisionRewardModel):
-            is_chat = self.template == "chat" and bool(self._chat_template)
+            is_chat = self.template == "chat"
+            if is_chat:
+                _ = self._chat_template  # raises if there is none, and sets the date that it writes
             return self.classifier.logits_of_texts(texts, is_chat=is_chat, append_eos=append_eos)
         if self.template == "pair":
             return self.classifier.logits(texts.prompts, texts.responses, append_eos=append_eos)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl4lms_like.core.chat_template import ChatTemplate
-from rl4lms_like.core.continuation import Continuations
 from rl4lms_like.core.devices import existing_device
 from rl4lms_like.core.model_weights import check_complete, load_complete, place_of
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout
@@ -103,17 +102,21 @@ class VisionRewardModel(FrozenModel):
 
         loaded: Any = self.loaded
         pictures: PictureEncoder = loaded.pictures
+        layout = TextLayout(self.tokenizer, NO_LIMIT, 1, pictures=pictures)
         images = texts.images or [()] * len(texts.prompts)
         prompts = []
         responses = []
         numbers = []
         for prompt, response, images_of_prompt in zip(texts.prompts, texts.responses, images, strict=True):
             sample = Sample("of the reward model", prompt, images=images_of_prompt)
-            prompt_ids, response_ids = self._encoded(sample, response, pictures, is_chat=is_chat)
-            if append_eos and response_ids[-1:] != [self.tokenizer.eos_token_id]:
+            prompt_ids, response_ids = _encoded(sample, response, layout, pictures, is_chat=is_chat)
+
+            # The reward is read at the last token, which an empty response does not have.
+            is_ended = response_ids[-1:] == [self.tokenizer.eos_token_id]
+            if not response_ids or (append_eos and not is_ended):
                 response_ids.append(self.tokenizer.eos_token_id)
             prompts.append(prompt_ids)
-            responses.append(response_ids or [self.tokenizer.eos_token_id])  # an empty response has no last token
+            responses.append(response_ids)
             numbers.append(pictures.number(sample))
         self._require_room(prompts, responses)
 
@@ -131,27 +134,6 @@ class VisionRewardModel(FrozenModel):
         require_finite(results, self.role, self.model_name)
         return results[:, None]
 
-    def _encoded(
-        self, sample: Sample, response: str, pictures: PictureEncoder, *, is_chat: bool
-    ) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt and of the response after it, as in the training of a reward model."""
-        tokenizer = self.tokenizer
-        if is_chat:
-            template = ChatTemplate(tokenizer)
-            sample = template.with_rendered_prompt(sample)
-            turns = [*(sample.messages or ()), {"role": "assistant", "content": response}]
-            whole = template.render(turns)
-            n_prompt = len(tokenizer(sample.rendered_prompt, add_special_tokens=False)["input_ids"])
-            response_ids = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"][n_prompt:]
-        else:
-            prompt = pictures.text(sample) if sample.images else sample.prompt_or_input_text
-            response_ids = Continuations(tokenizer).ids_or_alone(prompt, response)
-
-        # A response that spells the token of a picture shows none.
-        placeholders = set(pictures.placeholder_ids)
-        (prompt_ids,) = TextLayout(tokenizer, NO_LIMIT, 1, pictures=pictures).encode_all([sample])
-        return prompt_ids.tolist(), [id for id in response_ids if id not in placeholders]
-
     def _require_room(self, prompts: list[list[int]], responses: list[list[int]]) -> None:
         """Raise a `ModelError` if a text is longer than the model accepts: prompts with pictures are not truncated."""
         limit = longest_input(self.model, self.tokenizer)
@@ -161,3 +143,24 @@ class VisionRewardModel(FrozenModel):
                 f"a prompt with its images and a response has {longest} tokens, but the {self.role} "
                 f"{self.model_name!r} takes {limit}: use shorter responses, or train it with a lower alg.max_pixels"
             )
+
+
+def _encoded(
+    sample: Sample, response: str, layout: TextLayout, pictures: PictureEncoder, *, is_chat: bool
+) -> tuple[list[int], list[int]]:
+    """Return the ids of a prompt and of the response after it, as in the training of a reward model."""
+    tokenizer = layout.tokenizer
+    if is_chat:
+        # The template writes one mark for each picture, so the prompt has as many tokens in the whole as alone.
+        template = ChatTemplate(tokenizer)
+        sample = template.with_rendered_prompt(sample)
+        whole = template.render([*(sample.messages or ()), {"role": "assistant", "content": response}])
+        n_prompt = len(tokenizer(sample.rendered_prompt, add_special_tokens=False)["input_ids"])
+        response_ids = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"][n_prompt:]
+    else:
+        prompt = pictures.text(sample) if sample.images else sample.prompt_or_input_text
+        response_ids = layout.continuations.ids_or_alone(prompt, response)
+
+    # A response that spells the token of a picture shows none.
+    placeholders = set(pictures.placeholder_ids)
+    return layout.encode(sample).tolist(), [id for id in response_ids if id not in placeholders]

@@ -19,18 +19,13 @@ from tests.vision_models import (
     make_vision_model,
     make_vision_policy,
     picture_encoder,
+    pictures,
+    plain_inputs,
     png,
     save_vision_model,
 )
 
 EXACT = 1e-5
-RESPONSE_TYPES = {"paligemma": 1}
-"""Type of the tokens of responses, where it is not 0."""
-
-
-def pictures(*seeds, sizes=((56, 56), (112, 84))):
-    return tuple(Picture(contents=png(seed, size)) for seed, size in zip(seeds, sizes, strict=False))
-
 
 SAMPLES = (
     Sample("text", "Who wrote it?"),
@@ -39,10 +34,6 @@ SAMPLES = (
     Sample("same text", "see <image>?", images=pictures(4)),
 )
 LENGTHS = torch.tensor([5, 3, 4, 5])
-
-
-def text_of(encoder, sample):
-    return sample.prompt_or_input_text.replace("<image>", encoder.place)
 
 
 def prompt_ids(encoder, sample):
@@ -63,21 +54,8 @@ def episodes_of(encoder, samples=SAMPLES, lengths=LENGTHS):
 
 def plain_log_probs(model, encoder, sample, response):
     """Log-probs of a response in the model's own forward pass of one unpadded row, fed by the processor."""
-    if sample.images:
-        opened = [picture.open() for picture in sample.images]
-        inputs = dict(encoder.processor(text=[text_of(encoder, sample)], images=[opened], return_tensors="pt"))
-        inputs.pop("labels", None)
-    else:
-        inputs = dict(encoder.processor.tokenizer([sample.prompt_or_input_text], return_tensors="pt"))
-        inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in encoder.type_rules}
-    start = inputs["input_ids"].shape[1]
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], response[None]], dim=1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    for name in ("token_type_ids", "mm_token_type_ids"):
-        if name in inputs:
-            types = torch.full_like(response[None], RESPONSE_TYPES.get(model.config.model_type, 0))
-            inputs[name] = torch.cat([inputs[name], types], dim=1)
-    logits = model(**inputs).logits[0, start - 1 : -1].float()
+    # The logits at a token are those of the next one.
+    logits = model(**plain_inputs(model, encoder, sample, response)).logits[0, -len(response) - 1 : -1].float()
     possible = [id for id in range(logits.shape[1]) if id not in encoder.placeholder_ids]
     log_probs = torch.full_like(logits, -torch.inf)
     log_probs[:, possible] = logits[:, possible].log_softmax(dim=1)

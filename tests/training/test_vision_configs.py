@@ -13,7 +13,7 @@ from rl4lms_like.cli import main
 from rl4lms_like.python_api.python_run import train
 from tests.conftest import REPOSITORY
 from tests.training.test_task_configs import overrides
-from tests.vision_models import save_vision_model
+from tests.vision_models import TEMPLATE, save_vision_model
 
 GEOMETRY = REPOSITORY / "task_configs" / "geometry3k" / "chat_grpo.yml"
 SHAPES = {name: REPOSITORY / "task_configs" / "shapes" / f"tiny_idefics3_{name}.yml" for name in ("grpo", "ppo")}
@@ -23,13 +23,6 @@ OF_TEXTS = {
     for name in ("dpo", "reward_model", "supervised")
 }
 """Configs of runs on given texts."""
-
-# As in Qwen's template: contents are texts or lists of parts.
-TEMPLATE = """\
-{% for message in messages %}{{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}\
-{% for part in message.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
-{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<eos>
-{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 
 TINY = {
     "env.n_envs": 8,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoConfig
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.chat_template import ChatTemplate
@@ -29,31 +30,17 @@ from tests.offline.preferences.test_images import (
     blocks,
     encoder_of,
     pair,
-    pictures,
 )
 from tests.offline.supervised.test_resume import stopped
-from tests.policies.test_vision import EXACT, RESPONSE_TYPES, text_of
+from tests.policies.test_vision import EXACT
 from tests.robustness.killed_runs import files_of
-from tests.training.test_vision_configs import TEMPLATE
 from tests.training.test_vision_runs import small
-from tests.vision_models import save_vision_model, vision_config
-
-TURNS = TEMPLATE.replace(": ", ":\n")
+from tests.vision_models import TURNS, pictures, plain_inputs, saved_models, vision_config
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folder of a tiny model of each family that is asked for; that of `qwen2_vl` has a chat template."""
-    made = {}
-
-    def get(family):
-        if family not in made:
-            made[family] = save_vision_model(tmp_path_factory.mktemp("models") / family, family)
-            if family == "qwen2_vl":
-                (made[family] / "chat_template.jinja").write_text(TURNS)
-        return made[family]
-
-    return get
+    return saved_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -80,20 +67,7 @@ def texts_of(pairs):
 
 def plain_reward(model, encoder, sample, response_ids):
     """The reward in a plain forward pass of one unpadded row, fed by the processor."""
-    if sample.images:
-        opened = [picture.open() for picture in sample.images]
-        inputs = dict(encoder.processor(text=[text_of(encoder, sample)], images=[opened], return_tensors="pt"))
-        inputs.pop("labels", None)
-    else:
-        inputs = dict(encoder.processor.tokenizer([sample.prompt_or_input_text], return_tensors="pt"))
-        inputs |= {name: torch.zeros_like(inputs["input_ids"]) for name in encoder.type_rules}
-    response = torch.tensor([response_ids])
-    inputs["input_ids"] = torch.cat([inputs["input_ids"], response], dim=1)
-    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    for name in ("token_type_ids", "mm_token_type_ids"):
-        if name in inputs:
-            types = torch.full_like(response, RESPONSE_TYPES.get(model.config.model_type, 0))
-            inputs[name] = torch.cat([inputs[name], types], dim=1)
+    inputs = plain_inputs(model, encoder, sample, torch.tensor(response_ids))
     return model.score(model.base_model(**inputs).last_hidden_state[0, -1])[0]
 
 
@@ -266,8 +240,8 @@ def test_the_template_of_a_conversation_is_the_one_of_the_prompt(folders):
     assert encoder.tokenizer.batch_decode(row["responses"]) == ["red<eos>\n", "no<eos>\n"]
 
 
-def test_the_class_loads_with_random_weights(folders):
-    from transformers import AutoConfig
-
-    model = AutoVisionRewardModel.from_config(AutoConfig.from_pretrained(folders("idefics3")))
-    assert model.score.weight.shape[0] == 1
+def test_a_reward_model_has_the_weights_of_a_language_model_but_for_the_output_layer(folders):
+    config = AutoConfig.from_pretrained(folders("idefics3"))
+    names = AutoVisionRewardModel.from_config(config).state_dict().keys()
+    of_language_model = load_file(folders("idefics3") / "model.safetensors").keys()
+    assert names == of_language_model - {"lm_head.weight"} | {"score.weight"}

@@ -28,16 +28,11 @@ from tests.offline.preferences.preference_runs import lines, run
 from tests.offline.supervised.test_resume import stopped
 from tests.policies.test_vision import EXACT, plain_log_probs
 from tests.robustness.killed_runs import files_of
-from tests.training.test_vision_configs import TEMPLATE
 from tests.training.test_vision_runs import assert_loads
-from tests.vision_models import picture_encoder, png, save_vision_model
+from tests.vision_models import TURNS, given_texts_config, picture_encoder, pictures, png, saved_models
 
 OBJECTIVES = ("dpo", "ipo", "kto", "orpo", "simpo")
 POOL = f"{__name__}:Pairs"
-
-
-def pictures(*seeds, sizes=((56, 56), (112, 84))):
-    return tuple(Picture(contents=png(seed, size)) for seed, size in zip(seeds, sizes, strict=False))
 
 
 def pair(id, prompt, images=(), chosen=" quiet and dear", rejected=" cold"):
@@ -62,15 +57,7 @@ class Pairs(TextGenPool):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folder of a tiny model of each family that is asked for."""
-    made = {}
-
-    def get(family):
-        if family not in made:
-            made[family] = save_vision_model(tmp_path_factory.mktemp("models") / family, family)
-        return made[family]
-
-    return get
+    return saved_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -80,28 +67,10 @@ def folder(folders):
 
 def blocks(id, model, *, args=None, pool=None, alg=None, **training_args):
     """Two epochs of the four pairs, two pairs in a step."""
-    name = str(model)
-    return {
-        "tokenizer": {"model_name": name},
-        "datapool": {"id": POOL, "args": pool or {}},
-        "alg": {
-            "id": id,
-            "args": args or {},
-            "model_type": "vision",
-            "model_name": name,
-            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 3},
-            "training_args": {
-                "num_train_epochs": 2,
-                "per_device_train_batch_size": 2,
-                "learning_rate": 1e-3,
-                "logging_steps": 1,
-                **training_args,
-            },
-            **(alg or {}),
-        },
-        "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": "distinct_n"}]},
-        "device": "cpu",
-    }
+    pool = {"id": POOL, "args": pool or {}}
+    mapping = given_texts_config(id, model, pool, batch_size=2, alg=alg, **training_args)
+    mapping["alg"]["args"] = args or {}
+    return mapping
 
 
 def assembled(mapping):
@@ -204,7 +173,7 @@ def test_the_reference_is_that_of_the_images(folder):
 
 def test_conversations_have_the_tokens_of_the_processor_and_the_responses_of_the_template(folders):
     encoder = encoder_of(folders("qwen2_vl"))
-    encoder.tokenizer.chat_template = TEMPLATE.replace(": ", ":\n")
+    encoder.tokenizer.chat_template = TURNS
     template = ChatTemplate(encoder.tokenizer)
     sample = template.with_rendered_prompt(pair("one", "see <image>?", pictures(1), chosen="red", rejected="so blue"))
     (row,) = encode_pairs(encoder, [sample]).rows

@@ -26,13 +26,12 @@ from rl4lms_like.system.errors import ConfigError, DataPoolError
 from rl4lms_like.training.examples import NOT_LEARNED
 from tests.config_errors import raises_at
 from tests.offline.preferences.preference_runs import lines, run
-from tests.offline.preferences.test_images import encoder_of, pictures, rows_of_two_processes
+from tests.offline.preferences.test_images import encoder_of, rows_of_two_processes
 from tests.offline.supervised.test_resume import stopped
 from tests.policies.test_vision import EXACT, plain_log_probs
 from tests.robustness.killed_runs import files_of
-from tests.training.test_vision_configs import TEMPLATE
 from tests.training.test_vision_runs import assert_loads, small
-from tests.vision_models import png, save_vision_model, vision_config
+from tests.vision_models import TURNS, given_texts_config, pictures, png, saved_models, vision_config
 
 SAMPLES = (
     Sample("text", "Who wrote it?", ["she did"]),
@@ -40,7 +39,6 @@ SAMPLES = (
     Sample("two", "<image> or <image>: tell", [" both", " the second one of them"], images=pictures(2, 3)),
     Sample("same text", "see <image>?", [" no"], images=pictures(4)),
 )
-TURNS = TEMPLATE.replace(": ", ":\n")
 
 
 class References(TextGenPool):
@@ -53,17 +51,7 @@ class References(TextGenPool):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Folder of a tiny model of each family that is asked for; that of `qwen2_vl` has a chat template."""
-    made = {}
-
-    def get(family):
-        if family not in made:
-            made[family] = save_vision_model(tmp_path_factory.mktemp("models") / family, family)
-            if family == "qwen2_vl":
-                (made[family] / "chat_template.jinja").write_text(TURNS)
-        return made[family]
-
-    return get
+    return saved_models(tmp_path_factory.mktemp("models"))
 
 
 @pytest.fixture
@@ -73,27 +61,8 @@ def folder(folders):
 
 def blocks(model, *, pool=f"{__name__}:References", alg=None, **training_args):
     """Two epochs of the five references, in steps of three and two."""
-    name = str(model)
-    return {
-        "tokenizer": {"model_name": name},
-        "datapool": pool if isinstance(pool, dict) else {"id": pool},
-        "alg": {
-            "id": "supervised",
-            "model_type": "vision",
-            "model_name": name,
-            "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": 3},
-            "training_args": {
-                "num_train_epochs": 2,
-                "per_device_train_batch_size": 3,
-                "learning_rate": 1e-3,
-                "logging_steps": 1,
-                **training_args,
-            },
-            **(alg or {}),
-        },
-        "train_evaluation": {"eval_batch_size": 4, "metrics": [{"id": "distinct_n"}]},
-        "device": "cpu",
-    }
+    pool = pool if isinstance(pool, dict) else {"id": pool}
+    return given_texts_config("supervised", model, pool, batch_size=3, alg=alg, **training_args)
 
 
 def assembled(mapping):
