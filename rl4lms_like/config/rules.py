@@ -45,6 +45,7 @@ from rl4lms_like.envs.arguments import EnvConfig
 from rl4lms_like.metrics import METRICS
 from rl4lms_like.policies import POLICIES, is_causal
 from rl4lms_like.policies.arguments import (
+    ADAMW_8BIT,
     NEUTRAL,
     OWN_ENGINE,
     TRUNCATING,
@@ -201,6 +202,19 @@ def policy_of_a_file(policy: PolicyArguments) -> Issues:
     for key, instead in others.items():
         if key in policy.optimizer_kwargs:
             yield ConfigIssue(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
+
+
+def optimizer_of_the_policy(policy: PolicyArguments, alg: Algorithm, distributed: DistributedConfig) -> Issues:
+    """Check that the algorithm uses the policy's optimizer, and that its moments need not be split."""
+    if policy.optimizer["id"] != ADAMW_8BIT:
+        return
+    path, moments = "alg.policy.args.optimizer", shown(policy.optimizer)
+    if alg.values.get("use_rms_prop"):
+        yield ConfigIssue(path, f"{alg.id} has its own optimizer, RMSprop; set alg.args.use_rms_prop to false")
+    # Blocks of the parts of a weight are others than those of the weight.
+    if distributed.strategy == "fsdp":
+        text = f"{moments} has blocks that depend on the number of processes: set distributed.strategy to ddp"
+        yield ConfigIssue(path, text)
 
 
 def sampler_with_rewards(datapool: PromptPoolConfig, env: EnvConfig) -> Issues:
@@ -555,6 +569,7 @@ def metrics_of_texts(
 EVERY_RUN: tuple[Rule, ...] = (folder_of_tokenizer, keys_of_metrics)
 ON_POLICY: tuple[Rule, ...] = (
     policy_of_a_file,
+    optimizer_of_the_policy,
     sampler_with_rewards,
     whole_groups,
     rewards_of_steps,

@@ -32,11 +32,11 @@ from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
-from rl4lms_like.policies.base import make_optimizer
 from rl4lms_like.policies.faster_layers import reasons_without_effect
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, is_loaded_by, load_tokenizer
 from rl4lms_like.policies.lora import lora_conflicts
+from rl4lms_like.policies.optimizers import make_optimizer, optimizer_class_of
 from rl4lms_like.policies.parity import dependence_on_batch, longest_independent_of_batch
 from rl4lms_like.policies.quantization import require_package
 from rl4lms_like.policies.routing import has_balancing_loss
@@ -81,10 +81,10 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
         issues.append(ConfigIssue("alg.ptx", text))
 
     # The optimizer is known for the library's own classes and those derived from them.
-    kwargs = policy_args.get("optimizer_kwargs")
-    if kwargs and hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
+    if hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
         rms_prop = config.alg.algorithm.values.get("use_rms_prop", False)
-        issues += _optimizer_issues(torch.optim.RMSprop if rms_prop else torch.optim.AdamW, kwargs)
+        kind = torch.optim.RMSprop if rms_prop else optimizer_class_of(policy_args["optimizer"]["id"])
+        issues += _optimizer_issues(kind, policy_args.get("optimizer_kwargs") or {})
 
     # The device of the algorithm replaces that of the config; two of the networks can have others.
     device = config.alg.args.get("device")
@@ -108,7 +108,7 @@ def _optimizer_issues(kind: type[torch.optim.Optimizer], kwargs: Mapping[str, An
     try:
         make_optimizer(kind, groups, learning_rate=1e-3, optimizer_kwargs=kwargs)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError) as error:
-        return [ConfigIssue(f"{ARGS}.optimizer_kwargs", f"torch's {kind.__name__} does not accept them: {error}")]
+        return [ConfigIssue(f"{ARGS}.optimizer_kwargs", f"{kind.__name__} does not accept them: {error}")]
     return []
 
 

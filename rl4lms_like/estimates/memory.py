@@ -77,6 +77,7 @@ from rl4lms_like.policies.loading import whole_checkpoint
 from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.low_precision import n_linear_weights
 from rl4lms_like.policies.merged_adapters import mergeable_layers
+from rl4lms_like.policies.optimizers import bytes_of_moments
 from rl4lms_like.policies.quantized_layers import LAYERS, QuantizedLinear
 from rl4lms_like.policies.sharding import blocks_of
 from rl4lms_like.policies.speedups import no_speedups
@@ -242,8 +243,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     n_mask_models = 1 if policy_args.get("mask_type") in ("learned_top_k", "learned_top_p") else 0
     mask_bytes = packed_size(int(policy.config.vocab_size)) if "mask_type" in policy_args else 0
 
-    # AdamW has two moments for each trained weight, RMSProp one. Mask models and gathered weights are not split.
-    n_moments = 1 if args.get("use_rms_prop") else 2
+    # AdamW has two moments for each trained weight, RMSProp one. Those of a critic are like those of the policy. Mask
+    # models and gathered weights are not split.
+    moments_per_weight = FLOAT if args.get("use_rms_prop") else policy.moments / max(policy.trained, 1)
     n_trained = policy.trained + critic.n_trained
     parameters = f"{policy.trained:,} of {policy.parameters:,} of the policy"
     if critic.n_trained:
@@ -279,7 +281,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         sizes = {
             **always,
             "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-            "optimizer state": int(bytes_per_weight * n_moments * n_trained),
+            "optimizer state": int(moments_per_weight * n_trained / n_parts),
             "gradients": int(bytes_per_weight * n_trained),
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
@@ -300,7 +302,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         # weights, and four of the conjugate gradient.
         if "cg_max_steps" in args:
             sizes |= _of_fisher_products(policy, plan)
-            sizes["optimizer state"] = 2 * FLOAT * critic.n_trained
+            sizes["optimizer state"] = int(moments_per_weight * critic.n_trained)
             other_gradients = 7 * FLOAT * policy.trained
 
         # A layer with a separate adapter frees tensors as large as the one that it keeps, and glibc does not use a
@@ -636,6 +638,7 @@ class NetworkShapes:
         # `parameters` of a module has tied weights once. Quantized ones have fewer bytes.
         self.parameters = quantized_layers.n_weights(model)
         self.trained = n_weights(model.parameters(), only_trained=True)
+        self.moments = bytes_of_moments((weight for weight in model.parameters() if weight.requires_grad), arguments)
         self.size = n_bytes(model.parameters())
         quantized = [layer.n_weights for layer in model.modules() if isinstance(layer, QuantizedLinear)]
         self.largest_dequantized = FLOAT * max(quantized, default=0)

@@ -36,6 +36,7 @@ from torch import Tensor
 from transformers import Trainer, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import EvalLoopOutput, load_sharded_checkpoint
+from transformers.training_args import OptimizerNames
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from rl4lms_like.core.seeding import derived_seed
@@ -139,6 +140,16 @@ class ReferenceTrainer(Trainer):
         self.create_optimizer()
 
     # --- the loss ---------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: TrainingArguments, model: Any = None) -> tuple[Any, Any]:
+        """Return the class of the optimizer and its arguments."""
+        optimizer_class, kwargs = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        if args.optim == OptimizerNames.ADAMW_TORCH_8BIT:
+            from rl4lms_like.policies.adamw_8bit import AdamW8bit
+
+            optimizer_class = AdamW8bit
+        return optimizer_class, kwargs
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
         batches, n_items = super().get_batch_samples(epoch_iterator, num_batches, device)

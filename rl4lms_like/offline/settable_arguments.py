@@ -121,7 +121,7 @@ _UNSUPPORTED_OPTIMIZERS = {
     "lomo": _WITHIN_BACKWARD,
 }
 """Part of the names of optimizers with which a run would not be right -> the reason."""
-_NOT_IN_CHECKPOINTS = ("galore", "apollo", "grokadamw", "stable_adamw", "adamw_torch_4bit", "adamw_torch_8bit")
+_NOT_IN_CHECKPOINTS = ("galore", "apollo", "grokadamw", "stable_adamw", "adamw_torch_4bit")
 """Parts of the names of optimizers with a state that is no tensor of a parameter, or none that torch can copy."""
 _LOW_RANK = ("galore", "apollo")
 """Parts of the names of optimizers that read `optim_target_modules`."""

@@ -3,6 +3,7 @@
 GENERATION_TYPES      numbers and flags of `generation_kwargs`
 LoraArguments         supported fields of `peft`
 checked_engine        `engine`: what generates the responses
+checked_optimizer     `optimizer`
 PolicyArguments       of all policies; MaskablePolicyArguments adds those of the maskable ones
 
 A rule about the arguments of a policy alone is the method `issues` of their class.
@@ -35,6 +36,9 @@ TrainVision: TypeAlias = Literal["none", "projector", "all"]
 
 OWN_ENGINE = "transformers"
 """Id of the engine that is the policy's own model."""
+
+ADAMW, ADAMW_8BIT = "adamw", "adamw_8bit"
+"""Ids of optimizers; see `policies.optimizers`."""
 
 
 # --- generation_kwargs ----------------------------------------------------------------------------------------------
@@ -267,6 +271,22 @@ def unsupported_generation(engine: str, generation_kwargs: Mapping[str, Any], pa
     return [ConfigIssue(join(path, key), message) for key in unsupported(generation_kwargs)]
 
 
+def checked_optimizer(optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Return the block of an optimizer, which has only an id: its arguments are `optimizer_kwargs`.
+
+    Raises:
+        RefusedError: it is another one.
+    """
+    if optimizer not in ({"id": ADAMW}, {"id": ADAMW_8BIT}):
+        message = f"expected {{id: {ADAMW}}} or {{id: {ADAMW_8BIT}}}; got {shown(optimizer)}"
+        raise RefusedError(ConfigIssue("", message))
+    return optimizer
+
+
+Optimizer = Annotated[dict[str, Any], AfterValidator(checked_optimizer)]
+"""Type of an `optimizer` block."""
+
+
 def generates_ahead(arguments: Mapping[str, Any]) -> bool:
     """Return whether rollouts are generated during the update before them, by the arguments of a policy."""
     engine = arguments.get("engine")
@@ -282,7 +302,9 @@ class PolicyArguments(Block):
 
     Args:
         model_name: hub id or local folder of the policy, and by default also of the critic and the reference model.
-        optimizer_kwargs: further arguments of the optimizer AdamW. `fused` is true unless it is set here.
+        optimizer: `{id: adamw}`, or `{id: adamw_8bit}`: torchao's AdamW, whose moments need 2 instead of 8 bytes for
+            each trained parameter.
+        optimizer_kwargs: further arguments of the optimizer. `fused` of `adamw` is true unless it is set here.
         weight_decay: weight decay of all parameters except biases and the weights of normalization layers.
         apply_model_parallel: key of RL4LMs' configs without an effect.
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
@@ -333,6 +355,7 @@ class PolicyArguments(Block):
     """
 
     model_name: str
+    optimizer: Optimizer = field(default_factory=lambda: {"id": ADAMW})
     optimizer_kwargs: dict[str, Any] = field(default_factory=dict)
     weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True

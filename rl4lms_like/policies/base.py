@@ -14,8 +14,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +36,7 @@ from rl4lms_like.core.token_scores import vocabulary_kl
 from rl4lms_like.engines import ENGINES
 from rl4lms_like.engines.arguments import generate_arguments
 from rl4lms_like.policies.arguments import (
+    ADAMW,
     OWN_ENGINE,
     PolicyArguments,
     samples_other_distribution,
@@ -57,6 +57,7 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import save_adapters
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
+from rl4lms_like.policies.optimizers import make_optimizer, optimizer_class_of, parameter_groups
 from rl4lms_like.policies.parity import (
     check_decoding,
     check_parity,
@@ -192,6 +193,8 @@ class LMActorCriticPolicy(BasePolicy):
         groups = parameter_groups(
             self.policy_model.parameters(), self._critic_parameters(), weight_decay=self.arguments.weight_decay
         )
+        if self.arguments.optimizer["id"] != ADAMW:
+            optimizer_class = optimizer_class_of(self.arguments.optimizer["id"])
         self.optimizer = make_optimizer(
             optimizer_class,
             groups,
@@ -936,44 +939,3 @@ class Seq2SeqLMActorCriticPolicy(LMActorCriticPolicy):
 
 def _vocab_size(model: PreTrainedModel) -> int:
     return int(model.config.get_text_config().vocab_size)
-
-
-def parameter_groups(
-    actor: Iterable[nn.Parameter], critic: Iterable[nn.Parameter], *, weight_decay: float
-) -> list[dict[str, Any]]:
-    """Return optimizer groups with the extra key `role` (`actor` or `critic`), so that each can have a learning rate.
-
-    Biases and normalisation weights (everything with fewer than two dimensions) have no weight decay. A parameter that
-    both use belongs to the actor.
-    """
-    groups: list[dict[str, Any]] = []
-    seen: set[int] = set()
-    for role, parameters in (("actor", actor), ("critic", critic)):
-        trained = [weight for weight in parameters if weight.requires_grad and id(weight) not in seen]
-        seen.update(id(weight) for weight in trained)
-
-        matrices = [weight for weight in trained if weight.ndim >= 2]
-        vectors = [weight for weight in trained if weight.ndim < 2]
-        for decay, members in ((weight_decay, matrices), (0.0, vectors)):
-            if members:
-                groups.append({"params": members, "weight_decay": decay, "role": role})
-    return groups
-
-
-def make_optimizer(
-    optimizer_class: type[torch.optim.Optimizer],
-    groups: list[dict[str, Any]],
-    *,
-    learning_rate: float,
-    optimizer_kwargs: Mapping[str, Any],
-) -> torch.optim.Optimizer:
-    """Return the optimizer; Adam and AdamW are fused unless `optimizer_kwargs` set `fused` or `foreach`."""
-    # Each group has a `weight_decay` of its own.
-    kwargs = {name: value for name, value in optimizer_kwargs.items() if name != "weight_decay"}
-    if optimizer_class in (torch.optim.Adam, torch.optim.AdamW) and not {"fused", "foreach"} & set(kwargs):
-        kwargs["fused"] = True
-
-    # Not every optimizer class has a learning rate.
-    if "lr" in inspect.signature(optimizer_class).parameters:
-        kwargs.setdefault("lr", learning_rate)
-    return optimizer_class(groups, **kwargs)

@@ -19,10 +19,13 @@ VLLM: dict[str, Any] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "wei
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
+EIGHT_BITS = {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
     "`policy.args.quantization` with `policy.args.peft`": QUANTIZED_ADAPTERS,
     "the same with `distributed.strategy: fsdp`": {**QUANTIZED_ADAPTERS, "distributed.strategy": "fsdp"},
+    "`policy.args.optimizer: {id: adamw_8bit}`": EIGHT_BITS,
+    "the same with `distributed.strategy: fsdp` and `policy.args.peft`": {**SPLIT_ADAPTERS, **EIGHT_BITS},
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
     "`policy.args.generation_dtype: bfloat16`": {f"{POLICY}.generation_dtype": "bfloat16"},
     "the same with `args.importance_correction`": {

@@ -349,7 +349,7 @@ def test_a_missing_package_is_reported_by_the_check(key, value, module, tiny_gpt
         ("galore_adamw", {}, "save_only_model"),
         ("stable_adamw", {}, "save_only_model"),
         ("grokadamw", {}, "save_only_model"),
-        ("adamw_torch_8bit", {}, "save_only_model"),
+        ("adamw_torch_4bit", {}, "save_only_model"),
     ],
 )
 def test_an_optimizer_with_which_a_run_would_be_wrong_or_could_not_be_resumed_is_refused(

@@ -203,6 +203,7 @@ VARIANTS = {
         "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4, "optim": "adafactor",
         "train_sampling_strategy": "group_by_length", "lr_scheduler_type": "cosine", "label_smoothing_factor": 0.1,
     },
+    "moments in 8 bits": {"optim": "adamw_torch_8bit"},
     "the best model": {"evaluation": SCRIPTED, "logging_steps": 1, **BEST},
     "the best of regular checkpoints": {
         "evaluation": SCRIPTED, "logging_steps": 2, "save_strategy": "steps", "save_total_limit": 1, **BEST,
@@ -220,6 +221,8 @@ def test_whatever_is_asked_for_it_goes_on_to_the_same_end(variant, tmp_path, mon
     mapping = blocks("causal", tiny_gpt2_dir, **VARIANTS[variant])
     if variant == "adapters":
         pytest.importorskip("peft")
+    if variant == "moments in 8 bits":
+        pytest.importorskip("torchao")
     expected = started(mapping, tmp_path, "whole")
     folder = stopped(mapping, tmp_path, 3, monkeypatch)
     assert resume(folder, quiet=True) == folder
