@@ -31,7 +31,7 @@ from rl4lms_like.core.stop_strings import stop_strings_of
 from rl4lms_like.engines.arguments import longest_response
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.policies import POLICIES
-from rl4lms_like.policies.arguments import PolicyArguments
+from rl4lms_like.policies.arguments import ADAMW, PolicyArguments
 from rl4lms_like.policies.faster_layers import reasons_without_effect
 from rl4lms_like.policies.generation import NO_PROMPT, unknown_generation_arguments
 from rl4lms_like.policies.loading import auto_class_of, check_model_weights, is_loaded_by, load_tokenizer
@@ -83,7 +83,8 @@ def check_settings(config: RunConfig, *, here: bool = True) -> None:
     # The optimizer is known for the library's own classes and those derived from them.
     if hasattr(algorithm, "arguments_class") and hasattr(policy, "arguments_class"):
         rms_prop = config.alg.algorithm.values.get("use_rms_prop", False)
-        kind = torch.optim.RMSprop if rms_prop else optimizer_class_of(policy_args["optimizer"]["id"])
+        optimizer = policy_args.get("optimizer", {"id": ADAMW})
+        kind = torch.optim.RMSprop if rms_prop else optimizer_class_of(optimizer["id"])
         issues += _optimizer_issues(kind, policy_args.get("optimizer_kwargs") or {})
 
     # The device of the algorithm replaces that of the config; two of the networks can have others.

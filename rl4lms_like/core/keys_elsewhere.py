@@ -284,7 +284,7 @@ RL_KEYS = (
     Equivalent(
         "",
         "optim optim_target_modules muon.lr muon.momentum muon.nesterov muon.no_nesterov muon.ns_steps",
-        "the optimizer is AdamW, and RMSprop in `a2c`",
+        "`alg.policy.args.optimizer` has AdamW in float32 or with moments in 8 bits, and `a2c` RMSprop",
     ),
     Equivalent("", "torch_compile_backend torch_compile_mode", "`compile` has torch's defaults"),
     Equivalent("", "lr_scheduler_kwargs min_lr_ratio", "the schedules `linear` and `cosine` end at 0"),
