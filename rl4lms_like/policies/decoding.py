@@ -32,6 +32,7 @@ from transformers import DynamicCache, GenerationConfig, PreTrainedModel, Stoppi
 from transformers.cache_utils import DynamicLayer
 
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.policies.generating_weights import Forwards
 from rl4lms_like.system.errors import ModelError
 
 BLOCK = 256
@@ -221,6 +222,7 @@ class Contexts:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
         self.cache = DynamicCache(config=model.config)
+        self.forwards: Forwards | None = None  # of layers, with copies of their weights
         self._known = set(inspect.signature(model.forward).parameters)
         self._n_read = 0  # columns that have keys and values
         self._ids = torch.empty(0)  # [n, n_read and room for more]

@@ -1,9 +1,12 @@
-"""Copies of the weights of linear layers with which a model generates faster; made for each batch, then dropped.
+"""Copies of the weights of linear layers with which a model generates faster.
+
+They are made for each batch, or once for all turns of a batch of dialogues, and then dropped.
 
     bfloat16   y = float32(bfloat16(x) bfloat16(W)ᵀ) + b     half the bytes are read, and the products are faster
     packed     the numbers in the order in which oneDNN's kernel reads them (`core.products`), in float32 or bfloat16
 
-W has the layer's adapter merged into it. The copies hold the weights as they are now, so none of them can be stale.
+W has the layer's adapter merged into it. The copies hold the weights as they are now, and no optimizer makes a step
+before the batch is complete, so none of them can be stale.
 Attention, norms, embeddings and the log-probs of logits stay in float32, unlike under autocast: on processors,
 attention in bfloat16 and a cast of each weight in each step would take longer than float32.
 """
@@ -11,7 +14,6 @@ attention in bfloat16 and a cast of each weight in each step would take longer t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,9 +24,11 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from rl4lms_like.core.products import is_worth_packing, packed, product_with_packed, why_mkl
-from rl4lms_like.policies.faster_layers import replaced_forwards
 from rl4lms_like.policies.low_precision import LINEAR, product_in_bfloat16
 from rl4lms_like.policies.speedups import Speedups
+
+Forwards = dict[Any, Callable[[Tensor], Tensor]]
+"""Layer -> function in place of its forward pass, for `replaced_forwards`."""
 
 MIN_STEPS = 8
 """Tokens of a response from which packing takes less time than it saves."""
@@ -35,11 +39,10 @@ def can_pack(speedups: Speedups) -> bool:
     return speedups.packed_weights and why_mkl() is None
 
 
-@contextmanager
-def weights_to_generate(
+def forwards_to_generate(
     model: PreTrainedModel, *, in_bfloat16: bool, packs: bool, merged: Mapping[Any, Tensor] | None = None
-) -> Iterator[None]:
-    """Let the linear layers compute with copies of their weights within the block. There are no gradients.
+) -> Forwards:
+    """Return functions that compute the outputs of linear layers with copies of their weights, without gradients.
 
     Needs 2 or 4 bytes for each weight. Layers with adapters of another kind than plain LoRA, such as DoRA, are not
     changed.
@@ -51,7 +54,7 @@ def weights_to_generate(
         merged: layer with an adapter -> weight `[out, in]` with the adapter merged into it, where that is known.
     """
     repeated = _repeated_layers(model) if packs else set()
-    forwards: dict[Any, Callable[[Tensor], Tensor]] = {}
+    forwards: Forwards = {}
     for layer, weight, bias in _merged_weights(model, merged or {}):
         is_packed = layer in repeated and is_worth_packing(weight)
         if in_bfloat16:
@@ -62,8 +65,7 @@ def weights_to_generate(
             )
         elif is_packed:
             forwards[layer] = partial(product_with_packed, weight=packed(weight), bias=bias)
-    with replaced_forwards(forwards):
-        yield
+    return forwards
 
 
 def n_packed_weights(model: PreTrainedModel) -> int:

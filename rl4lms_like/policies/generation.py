@@ -47,7 +47,8 @@ from rl4lms_like.engines.arguments import NO_EFFECT, generate_arguments
 from rl4lms_like.engines.base import GenerationEngine
 from rl4lms_like.policies.arguments import NEUTRAL, UNKNOWN_DISTRIBUTION
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, RowState, keeps_all_keys
-from rl4lms_like.policies.generating_weights import MIN_STEPS, weights_to_generate
+from rl4lms_like.policies.faster_layers import replaced_forwards
+from rl4lms_like.policies.generating_weights import MIN_STEPS, forwards_to_generate
 from rl4lms_like.policies.merged_adapters import MergedAdapters
 from rl4lms_like.policies.teacher_forcing import aligned, decoder_start_token_id
 from rl4lms_like.system.errors import ModelError
@@ -543,7 +544,7 @@ class TextGenerator(GenerationEngine):
         was_training = self.model.training
         self.model.eval()
         try:
-            with plain_generation(self.model), seeded(seed, device), self._faster_layers(dtype, arguments):
+            with plain_generation(self.model), seeded(seed, device), self._faster_layers(dtype, arguments, contexts):
                 # The recorder is the last processor, so the arguments that transformers would apply after it become
                 # processors before it.
                 warpers: Sequence[LogitsProcessor] = ()
@@ -650,7 +651,10 @@ class TextGenerator(GenerationEngine):
         return text_inputs(ids, mask, pictures)
 
     def _faster_layers(
-        self, dtype: Literal["float32", "bfloat16"] | None, arguments: Mapping[str, Any]
+        self,
+        dtype: Literal["float32", "bfloat16"] | None,
+        arguments: Mapping[str, Any],
+        contexts: Contexts | None,
     ) -> AbstractContextManager[Any]:
         """Compute with this precision (default: that of the constructor) and with packed weights within the block."""
         if self.bfloat16 and dtype != "float32":
@@ -660,11 +664,18 @@ class TextGenerator(GenerationEngine):
         if not in_bfloat16 and not packs:
             return nullcontext()
 
+        # The weights do not change between the turns of dialogues: the copies of the first turn serve all.
+        if contexts is not None and contexts.forwards is not None:
+            return replaced_forwards(contexts.forwards)
+
         # Merged adapters are those of now, because the policy generates within their `in_use`.
         merged = None
         if packs and self.merged_adapters is not None:
             merged = self.merged_adapters.merged_weights()
-        return weights_to_generate(self.model, in_bfloat16=in_bfloat16, packs=packs, merged=merged)
+        forwards = forwards_to_generate(self.model, in_bfloat16=in_bfloat16, packs=packs, merged=merged)
+        if contexts is not None:
+            contexts.forwards = forwards
+        return replaced_forwards(forwards)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return torch.autocast(self.model.device.type, dtype=torch.bfloat16) if self.bfloat16 else nullcontext()

@@ -9,8 +9,8 @@ from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.algorithms.trpo import TRPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
-from rl4lms_like.policies.faster_layers import use_onednn
-from rl4lms_like.policies.generating_weights import weights_to_generate
+from rl4lms_like.policies.faster_layers import replaced_forwards, use_onednn
+from rl4lms_like.policies.generating_weights import forwards_to_generate
 from rl4lms_like.rollouts.kl import FixedKLController
 from rl4lms_like.system.errors import ConfigError, ModelError
 from rl4lms_like.testing import models
@@ -70,7 +70,8 @@ def test_the_context_restores_every_layer_also_after_an_error(tiny_gpt2_dir):
     expected = policy.policy_model(ids).logits
     head = policy.policy_model.get_output_embeddings()
     head.forward = lambda hidden: torch.nn.functional.linear(hidden, head.weight) + 1.0  # of another component
-    with pytest.raises(KeyError), weights_to_generate(policy.policy_model, in_bfloat16=True, packs=False):
+    forwards = forwards_to_generate(policy.policy_model, in_bfloat16=True, packs=False)
+    with pytest.raises(KeyError), replaced_forwards(forwards):
         assert not torch.allclose(policy.policy_model(ids).logits, expected + 1.0, atol=1e-6)
         raise KeyError
     torch.testing.assert_close(policy.policy_model(ids).logits, expected + 1.0)
@@ -82,7 +83,7 @@ def test_layers_of_onednn_multiply_in_bfloat16_too(tiny_gpt2_dir):
         use_onednn(policy.policy_model)
         ids = torch.arange(6)[None]
         exact = policy.policy_model(ids).logits
-        with weights_to_generate(policy.policy_model, in_bfloat16=True, packs=False):
+        with replaced_forwards(forwards_to_generate(policy.policy_model, in_bfloat16=True, packs=False)):
             assert 1e-4 < float((policy.policy_model(ids).logits - exact).abs().max()) < BFLOAT16
 
 

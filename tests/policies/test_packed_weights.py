@@ -125,6 +125,26 @@ def test_an_encoder_that_reads_the_prompts_once_is_not_packed(tiny_t5_dir, monke
     assert sum(packed) == generating_weights.n_packed_weights(policy.policy_model)
 
 
+def test_the_turns_of_dialogues_share_the_copies_of_the_first(tiny_gpt2_dir, monkeypatch):
+    policy = make_policy("causal", tiny_gpt2_dir, speedups=ON["speedups"] | {"fast_decoding": True})
+    packed = []
+    monkeypatch.setattr(generating_weights, "packed", lambda weight: packed.append(1) or products.packed(weight))
+    contexts = policy.new_contexts()
+    ids = torch.arange(24).reshape(4, 6)
+    settings = {"eos_token_ids": [], "max_new_tokens": 8, "record_log_prob": True, "seed": 1}
+    first = policy.generate(ids, torch.ones_like(ids), contexts=contexts, **settings)
+    n_copies = len(packed)
+
+    texts = torch.cat([ids, first.response_ids, ids[:, :3]], dim=1)
+    second = policy.generate(texts, torch.ones_like(texts), contexts=contexts, **settings)
+    assert 0 < n_copies == len(packed)
+    torch.testing.assert_close(second.behavior_log_prob, policy.score(second).log_prob, atol=5e-5, rtol=1e-5)
+
+    # Those of the next dialogues are made of the weights of then.
+    policy.generate(ids, torch.ones_like(ids), contexts=policy.new_contexts(), **settings)
+    assert len(packed) == 2 * n_copies
+
+
 @pytest.mark.parametrize("peft", [None, {"r": 4, "target_modules": "all-linear"}], ids=["whole", "adapters"])
 def test_the_estimate_has_the_copies(tiny_gpt2_dir, peft):
     blocks = run_blocks()
