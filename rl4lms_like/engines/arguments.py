@@ -23,8 +23,8 @@ class TransformersArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmArguments:
-    """Arguments of the engine `vllm`.
+class ServerArguments:
+    """Arguments that are the same for all engines which are servers.
 
     Args:
         url: address of the server, `http://127.0.0.1:8000`; or a list of the addresses of several, which divide the
@@ -38,7 +38,7 @@ class VllmArguments:
         backoff: seconds before the first retry; doubled with each retry.
         max_gap: largest accepted mean absolute difference between the engine's log-probs and those of the policy, in
             nats per token. Precisions below float32 give about 0.01, outdated weights 0.1 and more.
-        sleep: release the server's memory during updates. On GPUs the server needs `--enable-sleep-mode`.
+        sleep: release the server's memory during updates. On GPUs the server needs options for it (docs/engines.md).
         max_connections: maximum number of concurrent requests, one for each response.
         headers_from_env: header -> name of the environment variable that holds its value.
     """
@@ -46,8 +46,12 @@ class VllmArguments:
     # Arguments of `generate` that requests to a server have too. `use_cache` changes no response, and the last one is
     # applied to the generated texts.
     SUPPORTED: ClassVar[tuple[str, ...]] = (
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "stop_strings"),
+        *("do_sample", "temperature", "top_k", "stop_strings"),
         *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "use_cache", "post_processing_fn"),
+    )
+    # Keys of `peft` whose adapters a server does not load, or not with their effect.
+    UNSUPPORTED_PEFT: ClassVar[tuple[str, ...]] = (
+        *("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"),
     )
 
     url: str | list[str]
@@ -87,6 +91,13 @@ class VllmArguments:
             if has_effect and key not in cls.SUPPORTED:
                 unsupported.append(key)
         return unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmArguments(ServerArguments):
+    """Arguments of the engine `vllm`."""
+
+    SUPPORTED = (*ServerArguments.SUPPORTED, "top_p", "min_p")
 
 
 def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:
