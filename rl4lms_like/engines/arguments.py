@@ -13,7 +13,7 @@ from rl4lms_like.system.numbers import Count, NonNegative, Positive, Whole
 DEFAULT_LENGTH = 20
 """transformers' default length; for seq2seq models it includes the decoder's start token."""
 
-NO_EFFECT = {"num_beams": 1, "num_beam_groups": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "typical_p": 1}
+NO_EFFECT = {"num_beams": 1, "num_beam_groups": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "typical_p": 1, "top_p": 1}
 """Arguments of transformers' `generate` -> value without effect, where it is neither null, false nor 0."""
 
 
@@ -98,6 +98,18 @@ class VllmArguments(ServerArguments):
     """Arguments of the engine `vllm`."""
 
     SUPPORTED = (*ServerArguments.SUPPORTED, "top_p", "min_p")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangArguments(ServerArguments):
+    """Arguments of the engine `sglang`.
+
+    `top_p` and `min_p` are not supported: with `top_k`, SGLang applies `top_p` to the probabilities of all tokens
+    instead of those that `top_k` leaves, and without `top_k` it returns no log-probs of the sampled distribution.
+    """
+
+    # SGLang scales adapters by `lora_alpha / r`, whatever their config says.
+    UNSUPPORTED_PEFT = (*ServerArguments.UNSUPPORTED_PEFT, "use_rslora")
 
 
 def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:

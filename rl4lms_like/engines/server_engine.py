@@ -14,7 +14,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -377,7 +377,7 @@ class ServerEngine(GenerationEngine):
         start = time.perf_counter()
         self._samples_other = samples_other(policy.arguments.generation_kwargs)
         if self._probe is None:
-            self._probe = self._first_probe(policy)
+            self._probe = self.first_probe(policy)
 
         # Before the server gets new weights, while it should still have those of the last time.
         if policy.arguments.is_ahead and self._last_probed is not None:
@@ -411,18 +411,11 @@ class ServerEngine(GenerationEngine):
         if before is not None:
             self.unload_adapters(before)
 
-    def _first_probe(self, policy: Any) -> EpisodeBatch:
+    def first_probe(self, policy: Any) -> EpisodeBatch:
         """Return a few texts of the servers, and log a warning for each whose weights are not those of the policy."""
-        # Random prompts, at least one for each server, and responses at temperature 1; without end tokens all have full
-        # length.
-        generator = torch.Generator().manual_seed(0)
-        n_texts = max(N_PROBES, len(self._servers))
-        prompts = torch.randint(0, policy.vocab_size, (n_texts, PROMPT_LENGTH), generator=generator)
-        kwargs = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH}
-        probe = self.generate(prompts, torch.ones_like(prompts), eos_token_ids=(), generation_kwargs=kwargs, seed=0)
-
+        probe = self.probe_texts(policy)
         largest = probe.response_ids.max(dim=1).values
-        for token, server in zip(largest.tolist(), self._divided(n_texts), strict=True):
+        for token, server in zip(largest.tolist(), self._divided(probe.n_episodes), strict=True):
             if token >= policy.vocab_size:
                 detail = f"serves another model: it has more than the {policy.vocab_size} tokens of the policy"
                 raise server_error(server, detail)
@@ -438,32 +431,41 @@ class ServerEngine(GenerationEngine):
                     logger.warning(message, server.url, gap)
 
         if self._samples_other:
-            self._require_sampled_log_probs(prompts, kwargs)
+            self._require_sampled_log_probs(policy)
         return probe
 
-    def _require_sampled_log_probs(self, prompts: Tensor, generation_kwargs: Mapping[str, Any]) -> None:
-        """Check that the recorded log-probs are those of the distribution that each server samples from.
+    def probe_texts(self, policy: Any, *, temperature: float = 1.0, record_log_prob: bool = False) -> EpisodeBatch:
+        """Return responses to random prompts, at least one of each server; the same each time."""
+        generator = torch.Generator().manual_seed(0)
+        n_texts = max(N_PROBES, len(self._servers))
+        prompts = torch.randint(0, policy.vocab_size, (n_texts, PROMPT_LENGTH), generator=generator)
 
-        Args:
-            prompts: `[n, prompt_len]`, at least one for each server.
-            generation_kwargs: arguments that sample from the model's own distribution.
-        """
-        # At temperature 0.5 these log-probs are not those of the model, unless both are 0.
-        cold = self.generate(
+        # Without end tokens all have full length.
+        kwargs = {"do_sample": True, "top_k": 0, "max_new_tokens": RESPONSE_LENGTH, "temperature": temperature}
+        return self.generate(
             prompts,
             torch.ones_like(prompts),
             eos_token_ids=(),
-            generation_kwargs={**generation_kwargs, "temperature": 0.5},
+            generation_kwargs=kwargs,
             seed=0,
-            record_log_prob=True,
+            record_log_prob=record_log_prob,
         )
+
+    def rows_of_servers(self, n_episodes: int) -> Iterator[tuple[HttpClient, Tensor]]:
+        """Yield each server with the rows `[n_rows]` of the episodes that it generated."""
+        servers = self._divided(n_episodes)
+        for server in self._servers:
+            yield server, torch.tensor([row for row, asked in enumerate(servers) if asked is server])
+
+    def _require_sampled_log_probs(self, policy: Any) -> None:
+        """Check that the recorded log-probs are those of the distribution that each server samples from."""
+        # At temperature 0.5 these log-probs are not those of the model, unless both are 0.
+        cold = self.probe_texts(policy, temperature=0.5, record_log_prob=True)
         sampled = cold.behavior_log_prob
         assert sampled is not None
         of_model = self.score(cold)
 
-        servers = self._divided(cold.n_episodes)
-        for server in self._servers:
-            rows = torch.tensor([row for row, asked in enumerate(servers) if asked is server])
+        for server, rows in self.rows_of_servers(cold.n_episodes):
             tokens = cold.token_index(rows)
             is_same = float((sampled - of_model)[tokens].abs().max()) <= SAME
             if float(of_model[tokens].min()) < -SAME and is_same:
