@@ -13,7 +13,14 @@ from rl4lms_like.system.numbers import Count, NonNegative, Positive, Whole
 DEFAULT_LENGTH = 20
 """transformers' default length; for seq2seq models it includes the decoder's start token."""
 
-NO_EFFECT = {"num_beams": 1, "num_beam_groups": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "typical_p": 1, "top_p": 1}
+NO_EFFECT = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1,
+    "top_p": 1,
+}
 """Arguments of transformers' `generate` -> value without effect, where it is neither null, false nor 0."""
 
 
@@ -30,9 +37,10 @@ class ServerArguments:
         url: address of the server, `http://127.0.0.1:8000`; or a list of the addresses of several, which divide the
             requests.
         weights_dir: folder that this process and the servers see under the same path. The weights are passed on through
-            it. It is created; a folder with other files is refused.
+            it. It is created; a folder with other files is refused. Required, except with `sync: transfer`.
         sync: what is passed on: `weights`, those of the whole model; or `adapters`, with `peft` only these, each time
-            under a new name, to a server that was started with the base model and `--enable-lora`.
+            under a new name, to a server that was started with the base model and `--enable-lora`. `transfer`, for
+            `vllm`: those of the whole model from GPU to GPU, without files.
         timeout: time limit of a request in seconds.
         retries: maximum number of retries of a request after a timeout, a lost connection or a status of 500 and above.
         backoff: seconds before the first retry; doubled with each retry.
@@ -55,8 +63,8 @@ class ServerArguments:
     )
 
     url: str | list[str]
-    weights_dir: str
-    sync: Literal["weights", "adapters"] = "weights"
+    weights_dir: str | None = None
+    sync: Literal["weights", "adapters", "transfer"] = "weights"
     timeout: Positive = 600.0
     retries: Whole = 3
     backoff: NonNegative = 1.0
@@ -74,6 +82,11 @@ class ServerArguments:
         if not self.urls or len(set(self.urls)) < len(self.urls):
             raise ValueError(f"url: expected one address or several different ones, got {self.url!r}")
         secret_headers(self.headers_from_env)
+
+        if self.sync == "transfer" and self.weights_dir is not None:
+            raise ValueError("weights_dir: has no effect with sync: transfer; remove it")
+        if self.sync != "transfer" and self.weights_dir is None:
+            raise ValueError(f"weights_dir: is required with sync: {self.sync}, which passes files on")
 
     @property
     def urls(self) -> list[str]:
@@ -95,9 +108,15 @@ class ServerArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmArguments(ServerArguments):
-    """Arguments of the engine `vllm`."""
+    """Arguments of the engine `vllm`.
+
+    Args:
+        n_workers: with `sync: transfer`, the number of GPUs of each vLLM server.
+    """
 
     SUPPORTED = (*ServerArguments.SUPPORTED, "top_p", "min_p")
+
+    n_workers: Count = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +129,8 @@ class SglangArguments(ServerArguments):
 
     # SGLang scales adapters by `lora_alpha / r`, whatever their config says.
     UNSUPPORTED_PEFT = (*ServerArguments.UNSUPPORTED_PEFT, "use_rslora")
+
+    sync: Literal["weights", "adapters"] = "weights"
 
 
 def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:

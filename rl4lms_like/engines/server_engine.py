@@ -128,6 +128,7 @@ class ServerEngine(GenerationEngine):
 
     Attributes:
         id: id of the engine.
+        servers: client of each server.
         adapters: with `sync: adapters`, the name of the adapters that the servers have; None is the base model.
         arguments_class: class of its arguments.
         length_option: option of a server that limits the length of prompt and response together.
@@ -149,7 +150,7 @@ class ServerEngine(GenerationEngine):
     def __init__(self, **arguments: Any) -> None:
         self.arguments = self.arguments_class(**arguments)
         options = self.arguments
-        self._servers: list[HttpClient] = []
+        self.servers: list[HttpClient] = []
         for url in options.urls:
             server = HttpClient(
                 url,
@@ -160,8 +161,8 @@ class ServerEngine(GenerationEngine):
                 max_response_bytes=LARGEST_ANSWER,
                 max_connections=options.max_connections,
             )
-            self._servers.append(server)
-        self._folder = weights_folder(options.weights_dir)
+            self.servers.append(server)
+        self._folder = None if options.weights_dir is None else weights_folder(options.weights_dir)
         self._loop = EventLoop(f"{self.id} engine")
 
         # None before the first synchronisation: the fingerprint of the weights that the server has, the texts that are
@@ -386,8 +387,7 @@ class ServerEngine(GenerationEngine):
         if self.arguments.sync == "adapters":
             self._pass_on_adapters(policy)
         else:
-            save_weights(policy, self._folder)
-            self.load_weights(self._folder)
+            self.pass_on_weights(policy)
 
         # Last: if the check fails, the next generation tries again.
         self._check_weights(policy)
@@ -399,11 +399,18 @@ class ServerEngine(GenerationEngine):
         """Generate with the adapters of this name."""
         self.adapters = state
 
+    def pass_on_weights(self, policy: Any) -> None:
+        """Let all servers load the weights of the policy."""
+        assert self._folder is not None
+        save_weights(policy, self._folder)
+        self.load_weights(self._folder)
+
     def _pass_on_adapters(self, policy: Any) -> None:
         """Let the servers load the adapters of the policy, and generate with them from now on."""
         # A new name each time, also after an interruption: for a name that was loaded before, a server may use the
         # adapters, and the cached keys and values of prompts, of that time.
         before = self.adapters
+        assert self._folder is not None
         name = f"policy-{uuid4().hex}"
         folder = save_adapters(policy, self._folder, name)
         self.load_adapters(name, folder)
@@ -424,7 +431,7 @@ class ServerEngine(GenerationEngine):
         # the server has only the base so far, from which adapters of a resumed run differ.
         if self.arguments.sync == "weights":
             ours = policy.log_prob(probe)
-            for server in self._servers:
+            for server in self.servers:
                 gap = _mean_gap(ours, self.score(probe, server))
                 if gap > self.arguments.max_gap:
                     message = "the engine %s had other weights than the policy: log-probs differ by %.3g nats per token"
@@ -437,7 +444,7 @@ class ServerEngine(GenerationEngine):
     def probe_texts(self, policy: Any, *, temperature: float = 1.0, record_log_prob: bool = False) -> EpisodeBatch:
         """Return responses to random prompts, at least one of each server; the same each time."""
         generator = torch.Generator().manual_seed(0)
-        n_texts = max(N_PROBES, len(self._servers))
+        n_texts = max(N_PROBES, len(self.servers))
         prompts = torch.randint(0, policy.vocab_size, (n_texts, PROMPT_LENGTH), generator=generator)
 
         # Without end tokens all have full length.
@@ -454,7 +461,7 @@ class ServerEngine(GenerationEngine):
     def rows_of_servers(self, n_episodes: int) -> Iterator[tuple[HttpClient, Tensor]]:
         """Yield each server with the rows `[n_rows]` of the episodes that it generated."""
         servers = self._divided(n_episodes)
-        for server in self._servers:
+        for server in self.servers:
             yield server, torch.tensor([row for row, asked in enumerate(servers) if asked is server])
 
     def _require_sampled_log_probs(self, policy: Any) -> None:
@@ -478,17 +485,19 @@ class ServerEngine(GenerationEngine):
         ours = policy.log_prob(self._probe)
         limit = self.arguments.max_gap
         last = self._last_probed
+        weights = "the transferred weights" if self._folder is None else f"the new weights in {self._folder}"
         log_probs = []
         has_changed = True
-        for number, server in enumerate(self._servers):
+        for number, server in enumerate(self.servers):
             theirs = self.score(self._probe, server)
             gap = _mean_gap(ours, theirs)
             if not gap <= limit:  # also if it is NaN
+                sees = "" if self._folder is None else "it does not see this folder, "
                 raise server_error(
                     server,
-                    f"has other log-probs than the policy after it loaded {self._folder}: they differ by "
-                    f"{gap:.3g} nats per token (max_gap {limit:g}). Likely causes: it serves another model, it does "
-                    f"not see this folder, or its precision is low (start it with --dtype float32, or raise max_gap)",
+                    f"has other log-probs than the policy after it loaded {weights}: they differ by {gap:.3g} nats per "
+                    f"token (max_gap {limit:g}). Likely causes: it serves another model, {sees}or its precision is low "
+                    f"(start it with --dtype float32, or raise max_gap)",
                 )
 
             # A small step changes log-probs by less than `max_gap`, so old weights would pass. But then the server's
@@ -496,7 +505,7 @@ class ServerEngine(GenerationEngine):
             if last is not None and torch.equal(theirs, last.servers[number]):
                 has_changed = False
                 if float((ours - last.policy).abs().max()) > MOVED:
-                    detail = f"did not load the new weights in {self._folder}: its log-probs did not change"
+                    detail = f"did not load {weights}: its log-probs did not change"
                     raise server_error(server, detail)
             log_probs.append(theirs)
         if has_changed:
@@ -511,7 +520,7 @@ class ServerEngine(GenerationEngine):
             before: log-probs of the probe of each server.
         """
         assert self._probe is not None
-        for server, log_prob in zip(self._servers, before, strict=True):
+        for server, log_prob in zip(self.servers, before, strict=True):
             gap = _mean_gap(log_prob, self.score(self._probe, server))
             if not gap <= self.arguments.max_gap:
                 text = "has other weights than it was given before it generated the last rollout: its log-probs changed"
@@ -565,7 +574,7 @@ class ServerEngine(GenerationEngine):
 
     def _divided(self, n_requests: int) -> list[HttpClient]:
         """Return the server of each request; consecutive ones, as those of one prompt, have the same."""
-        return [self._servers[number * len(self._servers) // n_requests] for number in range(n_requests)]
+        return [self.servers[number * len(self.servers) // n_requests] for number in range(n_requests)]
 
     def answers(self, path: str, bodies: Sequence[Mapping[str, Any]], servers: Sequence[HttpClient]) -> list[bytes]:
         """Return the answer of its server to each request, in order."""
@@ -575,8 +584,12 @@ class ServerEngine(GenerationEngine):
         return self._run(gathered(calls, self.arguments.max_connections))
 
     def post(self, path: str, body: Mapping[str, Any] | None = None) -> None:
-        """Send a request to all servers at the same time."""
-        calls = [partial(_answer, server, path, body or {}) for server in self._servers]
+        """Send the same request to all servers."""
+        self.post_each(path, [body or {}] * len(self.servers), self.servers)
+
+    def post_each(self, path: str, bodies: Sequence[Mapping[str, Any]], servers: Sequence[HttpClient]) -> None:
+        """Send each server its request, all at the same time."""
+        calls = [partial(_answer, server, path, body) for server, body in zip(servers, bodies, strict=True)]
         self._run(gathered(calls, len(calls)))
 
     def _run(self, work: Any) -> Any:

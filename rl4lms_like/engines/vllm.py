@@ -3,6 +3,7 @@
     prompt ids ─ POST /v1/completions ─> token ids, log-probs
     weights ─ weights_dir ─ POST /collective_rpc reload_weights, /reset_prefix_cache
     or adapters ─ weights_dir ─ POST /v1/load_lora_adapter
+    or weights ─ `weight_transfer`
 
 `server_engine` has what does not depend on the protocol.
 """
@@ -10,14 +11,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Interval, Len
 from pydantic import BaseModel, FiniteFloat
 
 from rl4lms_like.engines.arguments import VllmArguments
 from rl4lms_like.engines.server_engine import Completion, Sampling, ServerEngine, parsed
+from rl4lms_like.engines.weight_transfer import WeightTransfer
+from rl4lms_like.system.errors import EngineError
 from rl4lms_like.system.http_client import HttpClient
 
 _TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
@@ -50,6 +54,13 @@ class VllmEngine(ServerEngine):
     length_option = "--max-model-len"
     own_end_advice = "start the server with --generation-config vllm, and with the tokenizer of the run"
     log_prob_advice = "start it with --logprobs-mode processed_logprobs"
+    arguments: VllmArguments
+    transfer_backend: ClassVar[Literal["nccl", "gloo"]] = "nccl"
+    """Backend of `sync: transfer`. vLLM has NCCL alone."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._transfer: WeightTransfer | None = None  # None before the first one
 
     def completions(
         self,
@@ -106,6 +117,29 @@ class VllmEngine(ServerEngine):
                     of_text.append(entry[token].logprob)
             of_texts.append(of_text)
         return of_texts
+
+    def pass_on_weights(self, policy: Any) -> None:
+        """Let all servers load the weights of the policy, from files or from its GPU."""
+        if self.arguments.sync != "transfer":
+            super().pass_on_weights(policy)
+            return
+
+        if self._transfer is None:
+            if self.transfer_backend == "nccl" and policy.device.type != "cuda":
+                raise EngineError(f"engine.args.sync: transfer needs the policy on a GPU, not on {policy.device}")
+            self._transfer = WeightTransfer(
+                self._post_once,
+                n_servers=len(self.servers),
+                n_workers=self.arguments.n_workers,
+                backend=self.transfer_backend,
+                device=policy.device,
+                timeout_s=self.arguments.timeout,
+            )
+        self._transfer.send(policy.full_weights())
+        self.post("/reset_prefix_cache")
+
+    def _post_once(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
+        self.post_each(path, bodies, [replace(server, retries=0) for server in self.servers])
 
     def load_weights(self, folder: Path) -> None:
         """Let all servers load weights, and drop the cache of prefixes, which has keys and values of older ones."""

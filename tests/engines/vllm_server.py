@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
+import torch.distributed as dist
+
+from rl4lms_like.engines.vllm import VllmEngine
 from tests.engines.model_server import ModelServer, send
 
-__all__ = ["VllmServer", "send"]
+__all__ = ["GlooEngine", "VllmServer", "send"]
+
+
+class GlooEngine(VllmEngine):
+    """Engine that transfers weights by gloo, as the servers of these tests have no GPU."""
+
+    transfer_backend = "gloo"
 
 
 class VllmServer(ModelServer):
@@ -16,9 +27,18 @@ class VllmServer(ModelServer):
 
     Attributes:
         processed: log-probs are those of the sampled distribution (`--logprobs-mode processed_logprobs`).
+        received: names of the weights that were transferred, by request.
+        load_transferred: False if they are received, but not loaded.
     """
 
     processed = True
+    load_transferred = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.group: Any = None
+        self.updating = False
+        self.received: list[list[str]] = []
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Do what vLLM does."""
@@ -44,6 +64,12 @@ class VllmServer(ModelServer):
             send(handler, {"status": "ok"})
         elif handler.path == "/reset_prefix_cache":
             send(handler, {"success": True})
+        elif handler.path in self.TRANSFER:
+            try:
+                self.TRANSFER[handler.path](self, body)
+                send(handler, {"message": "done"})
+            except RuntimeError as error:  # of gloo: another one of the group has failed
+                send(handler, {"error": str(error)}, 500)
         else:
             send(handler, {"detail": "Not Found"}, 404)
 
@@ -73,3 +99,53 @@ class VllmServer(ModelServer):
             later = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], log_probs, strict=True)]
             choice["prompt_logprobs"] = [None, *later]
         return {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
+
+    # --- transfer of weights, as in vLLM 0.32, but by gloo ---
+
+    def join(self, body: dict[str, Any]) -> None:
+        """Join the trainer's group as its one worker."""
+        assert self.group is None, "the earlier one was not left"
+        info = body["init_info"]
+        assert info.keys() == {"master_address", "master_port", "rank_offset", "world_size", "packed"}
+        assert not info["packed"]
+        store = dist.TCPStore(info["master_address"], info["master_port"], is_master=False)
+        self.group = dist.ProcessGroupGloo(store, info["rank_offset"], info["world_size"], timedelta(seconds=20))
+
+    def leave(self, body: dict[str, Any]) -> None:
+        """Leave the group; without one, nothing happens."""
+        assert not self.updating
+        self.group = None
+
+    def start(self, body: dict[str, Any]) -> None:
+        """Begin an update."""
+        assert self.group is not None and not self.updating
+        self.updating = True
+
+    @torch.no_grad()
+    def update(self, body: dict[str, Any]) -> None:
+        """Receive tensors, and copy them into the model."""
+        assert self.updating
+        description = body["update_info"]
+        assert description.keys() == {"names", "dtype_names", "shapes"}
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        weights = self.model.state_dict()
+        for name, dtype, shape in zip(*(description[key] for key in ("names", "dtype_names", "shapes")), strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            self.group.broadcast([tensor], options).wait()
+            if self.load_transferred:
+                weights[name].copy_(tensor)
+        self.received.append(description["names"])
+
+    def finish(self, body: dict[str, Any]) -> None:
+        """End an update."""
+        assert self.updating
+        self.updating = False
+
+    TRANSFER: ClassVar[dict[str, Any]] = {
+        "/shutdown_weight_transfer_engine": leave,
+        "/init_weight_transfer_engine": join,
+        "/start_weight_update": start,
+        "/update_weights": update,
+        "/finish_weight_update": finish,
+    }

@@ -44,6 +44,9 @@ CHANGES = {
         f"{POLICY}.engine": {"id": "vllm", "args": {**VLLM["args"], "sync": "adapters"}},
         f"{POLICY}.peft": {"r": 8},
     },
+    "`policy.args.engine: {id: vllm}` with `sync: transfer`": {
+        f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "sync": "transfer"}},
+    },
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
     "`policy.args.engine: {id: sglang}`": {f"{POLICY}.engine": SGLANG},
     "the same with `sync: adapters`": {

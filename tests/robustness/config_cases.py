@@ -376,6 +376,7 @@ RULE_OPTIONS: dict[str, list[Any]] = {
     "alg.policy.args.engine.ahead": [1, 0, 2, True],
     "alg.policy.args.engine.args.url": ["http://127.0.0.1:8000", "here", 8000],
     "alg.policy.args.engine.args.weights_dir": ["weights", "models/causal"],
+    "alg.policy.args.engine.args.sync": ["weights", "adapters", "transfer"],
     "alg.policy.args.engine.args.sleep": [True, False],
     "alg.policy.args.engine.args.timeout": [0, 10],
     "alg.policy.args.generation_kwargs.typical_p": [0.9, 1],
