@@ -24,6 +24,12 @@ ENGINES = Registry(
             arguments="rl4lms_like.engines.arguments:VllmArguments",
             needs="a vLLM server",
         ),
+        "sglang": Entry(
+            ".sglang:SglangEngine",
+            "an SGLang server with the policy's weights",
+            arguments="rl4lms_like.engines.arguments:SglangArguments",
+            needs="an SGLang server",
+        ),
     },
 )
 """Engines by id (`alg.policy.args.engine.id`)."""

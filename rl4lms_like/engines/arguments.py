@@ -13,7 +13,14 @@ from rl4lms_like.system.numbers import Count, NonNegative, Positive, Whole
 DEFAULT_LENGTH = 20
 """transformers' default length; for seq2seq models it includes the decoder's start token."""
 
-NO_EFFECT = {"num_beams": 1, "num_beam_groups": 1, "repetition_penalty": 1, "no_repeat_ngram_size": 0, "typical_p": 1}
+NO_EFFECT = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "typical_p": 1,
+    "top_p": 1,
+}
 """Arguments of transformers' `generate` -> value without effect, where it is neither null, false nor 0."""
 
 
@@ -23,22 +30,23 @@ class TransformersArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmArguments:
-    """Arguments of the engine `vllm`.
+class ServerArguments:
+    """Arguments that are the same for all engines which are servers.
 
     Args:
         url: address of the server, `http://127.0.0.1:8000`; or a list of the addresses of several, which divide the
             requests.
         weights_dir: folder that this process and the servers see under the same path. The weights are passed on through
-            it. It is created; a folder with other files is refused.
+            it. It is created; a folder with other files is refused. Required, except with `sync: transfer`.
         sync: what is passed on: `weights`, those of the whole model; or `adapters`, with `peft` only these, each time
-            under a new name, to a server that was started with the base model and `--enable-lora`.
+            under a new name, to a server that was started with the base model and `--enable-lora`. `transfer`, for
+            `vllm`: those of the whole model from GPU to GPU, without files.
         timeout: time limit of a request in seconds.
         retries: maximum number of retries of a request after a timeout, a lost connection or a status of 500 and above.
         backoff: seconds before the first retry; doubled with each retry.
         max_gap: largest accepted mean absolute difference between the engine's log-probs and those of the policy, in
             nats per token. Precisions below float32 give about 0.01, outdated weights 0.1 and more.
-        sleep: release the server's memory during updates. On GPUs the server needs `--enable-sleep-mode`.
+        sleep: release the server's memory during updates. On GPUs the server needs options for it (docs/engines.md).
         max_connections: maximum number of concurrent requests, one for each response.
         headers_from_env: header -> name of the environment variable that holds its value.
     """
@@ -46,13 +54,17 @@ class VllmArguments:
     # Arguments of `generate` that requests to a server have too. `use_cache` changes no response, and the last one is
     # applied to the generated texts.
     SUPPORTED: ClassVar[tuple[str, ...]] = (
-        *("do_sample", "temperature", "top_k", "top_p", "min_p", "stop_strings"),
+        *("do_sample", "temperature", "top_k", "stop_strings"),
         *("max_new_tokens", "max_length", "min_new_tokens", "min_length", "use_cache", "post_processing_fn"),
+    )
+    # Keys of `peft` whose adapters a server does not load, or not with their effect.
+    UNSUPPORTED_PEFT: ClassVar[tuple[str, ...]] = (
+        *("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"),
     )
 
     url: str | list[str]
-    weights_dir: str
-    sync: Literal["weights", "adapters"] = "weights"
+    weights_dir: str | None = None
+    sync: Literal["weights", "adapters", "transfer"] = "weights"
     timeout: Positive = 600.0
     retries: Whole = 3
     backoff: NonNegative = 1.0
@@ -71,6 +83,11 @@ class VllmArguments:
             raise ValueError(f"url: expected one address or several different ones, got {self.url!r}")
         secret_headers(self.headers_from_env)
 
+        if self.sync == "transfer" and self.weights_dir is not None:
+            raise ValueError("weights_dir: has no effect with sync: transfer; remove it")
+        if self.sync != "transfer" and self.weights_dir is None:
+            raise ValueError(f"weights_dir: is required with sync: {self.sync}, which passes files on")
+
     @property
     def urls(self) -> list[str]:
         """Address of each server, without a slash at its end."""
@@ -87,6 +104,33 @@ class VllmArguments:
             if has_effect and key not in cls.SUPPORTED:
                 unsupported.append(key)
         return unsupported
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmArguments(ServerArguments):
+    """Arguments of the engine `vllm`.
+
+    Args:
+        n_workers: with `sync: transfer`, the number of GPUs of each vLLM server.
+    """
+
+    SUPPORTED = (*ServerArguments.SUPPORTED, "top_p", "min_p")
+
+    n_workers: Count = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SglangArguments(ServerArguments):
+    """Arguments of the engine `sglang`.
+
+    `top_p` and `min_p` are not supported: with `top_k`, SGLang applies `top_p` to the probabilities of all tokens
+    instead of those that `top_k` leaves, and without `top_k` it returns no log-probs of the sampled distribution.
+    """
+
+    # SGLang scales adapters by `lora_alpha / r`, whatever their config says.
+    UNSUPPORTED_PEFT = (*ServerArguments.UNSUPPORTED_PEFT, "use_rslora")
+
+    sync: Literal["weights", "adapters"] = "weights"
 
 
 def longest_response(generation_kwargs: Mapping[str, Any], *, is_causal: bool) -> int:

@@ -12,7 +12,7 @@ A rule about the arguments of a policy alone is the method `issues` of their cla
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -21,6 +21,7 @@ from pydantic import AfterValidator
 
 from rl4lms_like.core.stop_strings import KEY as STOP_STRINGS
 from rl4lms_like.engines import ENGINES
+from rl4lms_like.engines.arguments import ServerArguments
 from rl4lms_like.policies.quantization import KEY as QUANTIZATION
 from rl4lms_like.policies.quantization import Quantization, quantization_issues
 from rl4lms_like.policies.speedups import SpeedupFields, Speedups
@@ -310,8 +311,8 @@ class PolicyArguments(Block):
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
             transformers uses 50. `top_k: 0` samples from the distribution that is trained.
         engine: id and args of what generates the responses of rollouts and evaluations: `transformers`, the policy's
-            own model; `vllm`, a server with the policy's weights; or a user's engine. With `ahead: 1`, an external
-            engine generates each rollout during the update before it, with the weights before that update.
+            own model; `vllm` or `sglang`, a server with the policy's weights; or a user's engine. With `ahead: 1`, an
+            external engine generates each rollout during the update before it, with the weights before that update.
         prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
             name in `env.args`.
         critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
@@ -522,26 +523,29 @@ class PolicyArguments(Block):
             return
 
         args = self.engine.get("args") or {}
-        if self.is_ahead and id == "vllm" and args.get("sleep"):
+        arguments_class = ENGINES.arguments_class(id)
+        is_server = isinstance(arguments_class, type) and issubclass(arguments_class, ServerArguments)
+        if self.is_ahead and is_server and args.get("sleep"):
             message = "is not possible with ahead: 1, where the engine generates during updates"
             yield ConfigIssue("engine.args.sleep", message)
         if self.model_name == args.get("weights_dir"):
             message = "is the folder of the model, which would be overwritten; give another one"
             yield ConfigIssue("engine.args.weights_dir", message)
-        if id == "vllm" and args.get("sync") == "adapters":
-            yield from self._adapter_sync_issues()
+        if is_server and args.get("sync") == "adapters":
+            yield from self._adapter_sync_issues(id, arguments_class.UNSUPPORTED_PEFT)
         if self.generation_dtype is not None:
             yield ConfigIssue("generation_dtype", f"is for the policy's own model; {id} has its own dtype, remove it")
         yield from unsupported_generation(id, self.generation_kwargs, "generation_kwargs")
 
-    def _adapter_sync_issues(self) -> Iterator[ConfigIssue]:
-        """Yield an error for each kind of adapter that vLLM does not load."""
+    def _adapter_sync_issues(self, id: str, unsupported_peft: Sequence[str]) -> Iterator[ConfigIssue]:
+        """Yield an error for each kind of adapter that the servers of an engine do not load."""
         if self.peft is None:
             yield ConfigIssue("engine.args.sync", "there are no adapters without peft; use sync: weights")
             return
-        for key in ("use_dora", "rank_pattern", "alpha_pattern", "trainable_token_indices"):
+        for key in unsupported_peft:
             if self.peft.get(key):
-                yield ConfigIssue(f"peft.{key}", "vLLM does not load such adapters; use engine.args.sync: weights")
+                message = f"the engine {id} does not load such adapters; use engine.args.sync: weights"
+                yield ConfigIssue(f"peft.{key}", message)
 
     def family_issues(self, *, is_causal: bool) -> Iterator[ConfigIssue]:
         """Yield the errors of values that do not fit the family of the model: decoder-only, or not."""

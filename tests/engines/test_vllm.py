@@ -11,6 +11,7 @@ import torch
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.stop_strings import StopStrings
+from rl4lms_like.engines import weight_transfer
 from rl4lms_like.engines.arguments import VllmArguments
 from rl4lms_like.engines.weights import MARKER
 from rl4lms_like.metrics.base import BaseMetric
@@ -542,4 +543,97 @@ def test_adapters_that_a_server_does_not_load_are_refused(path, peft):
     parse_config(blocks)
     blocks["alg"]["policy"]["args"]["peft"] = peft
     with pytest.raises(ConfigError, match=re.escape(f"alg.policy.args.{path}")):
+        parse_config(blocks)
+
+
+# --- weights without files --------------------------------------------------------------------------------------------
+
+GLOO = "tests.engines.vllm_server:GlooEngine"
+
+
+def transferring(servers, folder, **arguments):
+    """Build a policy whose weights are transferred to servers."""
+    args = {"url": [server.url for server in servers], "sync": "transfer", "max_gap": 1e-4, "backoff": 0.0}
+    return make_policy("causal", folder, engine={"id": GLOO, "args": args | arguments})
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_every_tensor_is_transferred_to_all_servers_in_buckets(serve, folders, family, monkeypatch, tmp_path):
+    monkeypatch.setattr(weight_transfer, "BUCKET", 50_000)
+    servers = [serve(family), serve(family)]
+    policy = transferring(servers, folders / family)
+    for step in range(2):
+        move(policy, by=0.05 * step)
+        for server in servers:
+            server.requests.clear()
+            server.received.clear()
+        assert gaps(policy, generate(policy))["max_gap"] < 1e-5
+        whole = dict(policy.full_weights())
+        for server in servers:
+            assert all(torch.equal(server.model.state_dict()[name], weight) for name, weight in whole.items())
+
+            # Each once, in several requests, of which none has much more than a bucket.
+            assert [name for names in server.received for name in names] == list(whole)
+            sizes = [[whole[name].nbytes for name in names] for names in server.received]
+            assert len(sizes) > 2 and all(sum(of_request[:-1]) < 50_000 for of_request in sizes)
+            paths = [path for path in server.paths() if path != COMPLETIONS]
+            join = ["/shutdown_weight_transfer_engine", "/init_weight_transfer_engine"] if step == 0 else []
+            update = ["/start_weight_update", *["/update_weights"] * len(sizes), "/finish_weight_update"]
+            assert paths == [*join, *update, "/reset_prefix_cache"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resumed_run_joins_the_servers_of_the_interrupted_one_again(serve, folders):
+    server = serve()
+    generate(transferring([server], folders / "gpt2"))
+    again = transferring([server], folders / "gpt2")
+    move(again)
+    assert gaps(again, generate(again))["max_gap"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    "path", ["/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+)
+def test_a_server_that_fails_to_receive_weights_is_an_error_without_waiting_or_a_retry(serve, folders, path):
+    servers = [serve(), serve()]
+    servers[1].answers[path] = lambda handler, body: send(handler, {"error": "no transfer engine"}, 500)
+    policy = transferring(servers, folders / "gpt2", timeout=30.0)
+    with pytest.raises(EngineError, match=f"{re.escape(servers[1].url)}.*no transfer engine"):
+        generate(policy)
+    assert servers[1].paths().count(path) == 1
+
+
+def test_weights_that_a_server_does_not_keep_are_an_error(serve, folders):
+    server = serve()
+    policy = transferring([server], folders / "gpt2")
+    generate(policy)
+    server.load_transferred = False
+    move(policy)
+    with pytest.raises(EngineError, match=f"{re.escape(server.url)}.*transferred weights"):
+        generate(policy)
+
+
+def test_a_policy_without_a_gpu_cannot_use_nccl(serve, folders):
+    args = {"url": serve().url, "sync": "transfer"}
+    policy = make_policy("causal", folders / "gpt2", engine={"id": "vllm", "args": args})
+    with pytest.raises(EngineError, match="GPU"):
+        generate(policy)
+
+
+@pytest.mark.parametrize(
+    ("id", "arguments", "message"),
+    [
+        ("vllm", {}, "weights_dir"),
+        ("vllm", {"sync": "adapters"}, "weights_dir"),
+        ("vllm", {"sync": "transfer", "weights_dir": "w"}, "weights_dir"),
+        ("vllm", {"sync": "transfer", "n_workers": 0}, "n_workers"),
+        ("sglang", {"sync": "transfer"}, "sync"),
+        ("sglang", {"weights_dir": "w", "n_workers": 2}, "n_workers"),
+    ],
+)
+def test_a_folder_of_weights_is_for_files_alone(id, arguments, message):
+    blocks = run_blocks()
+    engine = {"id": id, "args": {"url": "http://127.0.0.1:1", **arguments}}
+    blocks["alg"]["policy"]["args"]["engine"] = engine
+    with pytest.raises(ConfigError, match=message):
         parse_config(blocks)

@@ -237,7 +237,7 @@ def test_the_commands_exist_and_take_these_options(page, monkeypatch):
             else:
                 assert rest == [], words
         else:
-            assert words[0] in {"pip", "docker", "tensorboard", "wandb", "export", "vllm"}, (
+            assert words[0] in {"pip", "docker", "tensorboard", "wandb", "export", "vllm", "sglang"}, (
                 f"{page}: nothing checks {words}"
             )
 

@@ -16,6 +16,7 @@ from tests.conftest import REPOSITORY
 
 POLICY = "alg.policy.args"
 VLLM: dict[str, Any] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "weights_dir": "w"}}
+SGLANG: dict[str, Any] = {**VLLM, "id": "sglang"}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
@@ -46,7 +47,16 @@ CHANGES = {
         f"{POLICY}.engine": {"id": "vllm", "args": {**VLLM["args"], "sync": "adapters"}},
         f"{POLICY}.peft": {"r": 8},
     },
+    "`policy.args.engine: {id: vllm}` with `sync: transfer`": {
+        f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "sync": "transfer"}},
+    },
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
+    "`policy.args.engine: {id: sglang}`": {f"{POLICY}.engine": SGLANG},
+    "the same with `sync: adapters`": {
+        f"{POLICY}.engine": {**SGLANG, "args": {**VLLM["args"], "sync": "adapters"}},
+        f"{POLICY}.peft": {"r": 8},
+    },
+    "the same with `ahead: 1`": {f"{POLICY}.engine": {**SGLANG, "ahead": 1}},
     "`policy.args.critic: shared`": {f"{POLICY}.critic": "shared"},
     "`policy.id: vision_lm_actor_critic_policy`": {"alg.policy.id": "vision_lm_actor_critic_policy"},
     "seq2seq models": {"alg.policy.id": "seq2seq_lm_actor_critic_policy"},

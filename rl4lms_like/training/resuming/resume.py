@@ -117,6 +117,7 @@ MAY_CHANGE = (
     f"{_ENGINE}.url",
     f"{_ENGINE}.weights_dir",
     f"{_ENGINE}.sync",
+    f"{_ENGINE}.n_workers",
     f"{_ENGINE}.timeout",
     f"{_ENGINE}.retries",
     f"{_ENGINE}.backoff",
