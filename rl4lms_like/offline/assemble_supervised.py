@@ -30,6 +30,7 @@ from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, Super
 from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout, refuse_images
+from rl4lms_like.core.packed_rows import RowPacking
 from rl4lms_like.core.picture_encoder import OFFLINE, PictureEncoder
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -55,8 +56,10 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import (
+    check_packing,
     dependence_on_batch,
     first_episodes,
+    is_flash_attention,
     longest_independent_of_batch,
     probe_episodes,
 )
@@ -172,6 +175,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         use_cache=arguments.use_cache,
         logits_budget=logits_budget(config, model),
         balancing=BalancingLoss.of(model),
+        packing=row_packing(config, model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
@@ -340,6 +344,23 @@ def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | Non
     if budget_mb is None or config.alg.needs_whole_logits or not has_linear_head(model):
         return None
     return int(budget_mb * 2**20 / 4)
+
+
+def row_packing(config: SupervisedConfig, model: PreTrainedModel) -> RowPacking | None:
+    """Return how the texts of a batch are packed, if `alg.packing` says so and that is exact; otherwise None.
+
+    Raises:
+        ModelError: the model's interface is not supported.
+    """
+    if config.alg.packing == "never":
+        return None
+    was_training = model.training
+    model.eval()
+    with first_episodes(model, config.alg.model_name):
+        reader = CausalReader(model)
+        packing = check_packing(reader, config.alg.model_name, has_head=False, in_bfloat16=is_flash_attention(model))
+    model.train(was_training)
+    return packing
 
 
 def make_generator(
