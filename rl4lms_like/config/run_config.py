@@ -740,7 +740,7 @@ class _OfflineAlgConfig(Block):
         quantization: with `peft`: store the linear layers of the model and of a reference model quantized, their heads
             excepted; as in `alg.policy.args`.
         packing: `auto` computes the texts of a batch behind one another, without padding between them, where their
-            lengths make it faster and the model stays exact, which is checked when it is loaded. `never` pads them.
+            lengths make it faster and the model stays exact, which is checked when it is loaded; null pads them.
     """
 
     model_type: Literal["causal", "seq2seq", "vision"]
@@ -756,7 +756,7 @@ class _OfflineAlgConfig(Block):
     train_vision: TrainVision = "none"
     max_pixels: Count | None = None
     quantization: Quantization | None = None
-    packing: Literal["auto", "never"] = "never"
+    packing: Literal["auto"] | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -787,16 +787,16 @@ class _OfflineAlgConfig(Block):
         if self.quantization is not None and self.training_args.get("torch_compile"):
             yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
         yield from self._attention_issues()
-        if self.packing == "auto":
+        if self.packing is not None:
             yield from self._packing_issues()
 
     def _packing_issues(self) -> Iterator[ConfigIssue]:
         if self.model_type != "causal":
-            yield ConfigIssue("packing", f"rows of {self.model_type} models are padded; use never")
+            yield ConfigIssue("packing", f"is not supported for {self.model_type} models; remove it")
         if any(self.training_args.get(key) for key in COMPILE_KEYS):
             yield ConfigIssue("packing", "is not supported with training_args.torch_compile: remove one of them")
         if self.training_args.get("neftune_noise_alpha"):
-            text = "changes the noise of training_args.neftune_noise_alpha, which depends on a row's length; use never"
+            text = "changes the noise of training_args.neftune_noise_alpha, which depends on a row's length; remove it"
             yield ConfigIssue("packing", text)
 
     def _attention_issues(self) -> Iterator[ConfigIssue]:

@@ -190,7 +190,7 @@ def _objective(
     training = make_training_arguments(config, "checkpoints")
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
-    packs_rows = config.alg.packing == "auto"
+    packs_rows = config.alg.packing is not None
     if arguments.has_language_model:
         reader = checked_reader(model, config.alg.model_name, encoder.pictures, packs_rows=packs_rows)
     elif encoder.pictures is not None:
@@ -243,7 +243,7 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
         quantization=config.alg.quantization,
     )
     reference = nn.Module.to(reference, model.device).eval()
-    return checked_reader(reference, name, encoder.pictures, packs_rows=config.alg.packing == "auto")
+    return checked_reader(reference, name, encoder.pictures, packs_rows=config.alg.packing is not None)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
@@ -267,7 +267,7 @@ def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encod
         with first_episodes(model, config.alg.model_name):
             objective.head = reward_head(objective.reader)
             objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
-            if config.alg.packing == "auto":
+            if config.alg.packing is not None:
                 objective.reader.packing = check_packing(objective.reader, config.alg.model_name, has_head=False)
 
 

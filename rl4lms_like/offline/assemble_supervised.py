@@ -352,7 +352,7 @@ def row_packing(config: SupervisedConfig, model: PreTrainedModel) -> RowPacking 
     Raises:
         ModelError: the model's interface is not supported.
     """
-    if config.alg.packing == "never":
+    if config.alg.packing is None:
         return None
     was_training = model.training
     model.eval()

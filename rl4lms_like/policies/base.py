@@ -324,7 +324,7 @@ class LMActorCriticPolicy(BasePolicy):
                     self.reader, arguments.model_name, in_bfloat16=in_bfloat16
                 )
 
-        if arguments.packing == "auto":
+        if arguments.packing is not None:
             self._set_packing(in_bfloat16=in_bfloat16)
 
         # With split weights, all prompts are computed for each response: a prompt that is computed once is a pass of
