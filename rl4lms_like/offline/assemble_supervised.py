@@ -730,7 +730,8 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     if not is_encoder_decoder:
         n_response = max(sum(label != NOT_LEARNED for label in row["labels"]) for row in encoded.rows)
         n_input -= n_response
-    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response)
+    packed = packed_shape(config, encoded)
+    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response, packed=packed)
     lines = [("trainable parameters", estimate.parameters)]
     lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     lines.append(("peak of the update", gibibytes(estimate.update)))
@@ -738,6 +739,20 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     if estimate.loading:
         lines.append(("peak of the loading", gibibytes(estimate.loading)))
     return [*lines, ("memory", estimate.verdict)]
+
+
+def packed_shape(config: SupervisedConfig, encoded: Examples) -> tuple[int, int] | None:
+    """Return the numbers of packed rows and of their columns of the batch of the longest examples; None if padded."""
+    if config.alg.packing is None:
+        return None
+    batch_size = int(config.alg.training_args.get("per_device_train_batch_size") or 8)
+    lengths = sorted((len(row["input_ids"]) for row in encoded.rows), reverse=True)[:batch_size]
+    model_config = load_model_config(config.alg.model_name, local_files_only=True)
+    packing = RowPacking(
+        int(model_config.get_text_config().hidden_size), one_row="flash" in (config.alg.attn_implementation or "")
+    )
+    packed = packing.packed(torch.tensor(lengths))
+    return None if packed is None else packed.shape
 
 
 def check_model(config: OfflineConfig) -> None:

@@ -11,10 +11,11 @@ from transformers import AutoModelForCausalLM
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.packed_rows import PackedRows, RowPacking
 from rl4lms_like.core.sample import Sample
-from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.assemble_supervised import assemble_supervised, packed_shape
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.run import resume
 from rl4lms_like.testing.models import make_causal_lm, save_model
+from rl4lms_like.training.examples import Examples
 from rl4lms_like.training.resuming.resume import find_unfinished, other_computations, resumption
 from tests.config_errors import raises_at
 from tests.expert_models import save_experts
@@ -101,9 +102,18 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_stopped(tmp_path, monke
         patch.setattr(PackedRows, "pack", lambda *args: passes.append(1) or pack(*args))
         expected = started(mapping, tmp_path, "whole")
     assert len(passes) >= 2 * 6  # ids and labels of each step, and of evaluations
-    folder = stopped(mapping, tmp_path, 1, monkeypatch)
+    folder = stopped(mapping, tmp_path, 3, monkeypatch)
     assert resume(folder, quiet=True) == folder
     assert files_of(folder) == files_of(expected)
+
+
+def test_check_estimates_the_packed_rows_of_the_longest_examples(tiny_gpt2_dir):
+    config = parse_config(packed_blocks(tiny_gpt2_dir))
+    examples = Examples([{"input_ids": [3] * n, "labels": [3] * n} for n in (5, 60, *[20] * 9, 4)])
+    n_rows, width = packed_shape(config, examples)  # 60 and 7 times 20, in a batch of 8
+    assert n_rows < 8 and width >= 60 and n_rows * width < 8 * 60
+    assert packed_shape(config, Examples(examples.rows[2:-1])) is None
+    assert packed_shape(parse_config(packed_blocks(tiny_gpt2_dir, packing=None)), examples) is None
 
 
 def test_a_run_of_a_version_without_the_key_keeps_padded_rows(tmp_path, monkeypatch, tiny_gpt2_dir):
