@@ -499,7 +499,7 @@ POLICY: dict[str, Row | Silent] = {
     "merge_on_save": Row(True, see.saved_files, {"alg.policy.args.peft": {"r": 2}}),
     "quantization": Row({"id": "nf4"}, see.logged("rollout_info/log_prob"), {"alg.policy.args.peft": {"r": 2}}),
     "logits_budget_mb": Row(1, lambda made: made.policy._logits_budget),
-    "packing": Row("auto", lambda made: made.policy.value_reader.packing),
+    "packing": Row("auto", lambda made: made.policy.arguments.packing),  # its effect: tests/policies/test_packing.py
     # tests/policies/test_speedups.py has the effect of each of them
     "speedups": Row({"keep_freed_memory": False}, lambda made: made.policy.arguments.used_speedups),
     "trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoConfig")),
