@@ -704,6 +704,10 @@ class RunConfig(_AnyRunConfig):
     tiny_model: TinyModelConfig | None = None
 
 
+COMPILE_KEYS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+"""Keys of `training_args`, each of which compiles the model."""
+
+
 # --- blocks of supervised and preference runs ----------------------------------------------------------------------
 
 
@@ -735,6 +739,8 @@ class _OfflineAlgConfig(Block):
             model's processor gets them; null is the processor's own limit.
         quantization: with `peft`: store the linear layers of the model and of a reference model quantized, their heads
             excepted; as in `alg.policy.args`.
+        packing: `auto` computes the texts of a batch behind one another, without padding between them, where their
+            lengths make it faster and the model stays exact, which is checked when it is loaded; null pads them.
     """
 
     model_type: Literal["causal", "seq2seq", "vision"]
@@ -750,6 +756,7 @@ class _OfflineAlgConfig(Block):
     train_vision: TrainVision = "none"
     max_pixels: Count | None = None
     quantization: Quantization | None = None
+    packing: Literal["auto"] | None = None
 
     @property
     def is_causal(self) -> bool:
@@ -780,6 +787,17 @@ class _OfflineAlgConfig(Block):
         if self.quantization is not None and self.training_args.get("torch_compile"):
             yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
         yield from self._attention_issues()
+        if self.packing is not None:
+            yield from self._packing_issues()
+
+    def _packing_issues(self) -> Iterator[ConfigIssue]:
+        if self.model_type != "causal":
+            yield ConfigIssue("packing", f"is not supported for {self.model_type} models; remove it")
+        if any(self.training_args.get(key) for key in COMPILE_KEYS):
+            yield ConfigIssue("packing", "is not supported with training_args.torch_compile: remove one of them")
+        if self.training_args.get("neftune_noise_alpha"):
+            text = "changes the noise of training_args.neftune_noise_alpha, which depends on a row's length; remove it"
+            yield ConfigIssue("packing", text)
 
     def _attention_issues(self) -> Iterator[ConfigIssue]:
         name = self.attn_implementation or ""
@@ -830,8 +848,7 @@ class SupervisedAlgConfig(_OfflineAlgConfig):
     @property
     def needs_whole_logits(self) -> bool:
         """True if the loss of a batch is computed from the logits of all its tokens, whatever the budget is."""
-        compile_keys = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
-        return any(self.training_args.get(key) for key in ("label_smoothing_factor", *compile_keys))
+        return any(self.training_args.get(key) for key in ("label_smoothing_factor", *COMPILE_KEYS))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -336,7 +336,8 @@ RL_KEYS = (
     ),
     Equivalent("alg.policy.args.train_vision", "freeze_visual_encoder", "`none`, the default, freezes it"),
     Equivalent("", "max_images_per_prompt", "a prompt may have any number of images within `max_prompt_length`"),
-    Equivalent("", "dynamic_batch_enable packing_samples", "micro-batches have a number of tokens, `micro_batch_size`"),
+    Equivalent("", "dynamic_batch_enable", "micro-batches have a number of tokens, `micro_batch_size`"),
+    Equivalent("alg.policy.args.packing", "packing_samples use_remove_padding", "`auto`"),
 )
 """Keys of RL runs."""
 
@@ -404,9 +405,9 @@ OFFLINE_KEYS = (
     Equivalent("tokenizer.trust_remote_code", "trust_remote_code"),
     Equivalent("", "margin_loss_enable", "`reward_model` reads margins with `datapool.args.margin_column`"),
     Equivalent(
-        "",
+        "alg.packing",
         "packing packing_strategy eval_packing packing_samples padding_free",
-        "padding changes no number, and examples are not packed; texts without prompts become blocks of tokens",
+        "`auto` packs the rows of each batch, and changes neither the batches nor a number",
     ),
     Equivalent(
         "datapool",

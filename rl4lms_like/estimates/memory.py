@@ -37,7 +37,9 @@ tensors that it would keep for the backward pass, so the estimate needs no table
 
 A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout. If the logits of a
 whole batch fit into `alg.logits_budget_mb`, they are four float32 buffers [tokens of prompts and references,
-vocabulary]; otherwise two buffers [learned tokens, vocabulary], each at most that budget.
+vocabulary]; otherwise two buffers [learned tokens, vocabulary], each at most that budget. With `packing`, activations
+and whole logits are those of the packed rows of the longest examples that were encoded; in a run of RL, responses of
+full length have nothing to pack.
 
 Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
 and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of
@@ -327,7 +329,11 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
 
 
 def estimate_supervised_memory(
-    config: SupervisedConfig, *, prompt_tokens: int, response_tokens: int
+    config: SupervisedConfig,
+    *,
+    prompt_tokens: int,
+    response_tokens: int,
+    packed: tuple[int, int] | None = None,
 ) -> SupervisedMemoryEstimate:
     """Estimate the peak memory of a supervised run, for examples of one length.
 
@@ -335,6 +341,7 @@ def estimate_supervised_memory(
         config: of the run.
         prompt_tokens: of the longest prompt.
         response_tokens: of the longest reference, with its end.
+        packed: numbers of rows and of columns of the batch of the longest examples with `packing`; None: padded rows.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -355,17 +362,18 @@ def estimate_supervised_memory(
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
     batch_size = int(training.get("per_device_train_batch_size") or 8)
+    n_rows, width = packed or (batch_size, prompt_tokens + response_tokens)
     plan = BatchPlan(
         is_in_episodes=True,
         tokens_per_rollout=batch_size * response_tokens,
         response_tokens=response_tokens,
         actions=response_tokens,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=width - response_tokens,
         prompts_per_batch=config.train_evaluation.eval_batch_size,
         group_size=1,
         generation_batches=1,
-        episodes=batch_size,
-        minibatch_episodes=batch_size,
+        episodes=n_rows,
+        minibatch_episodes=n_rows,
         micro_batch_size=None,
         shares_prompts=False,
         minibatches=1,
@@ -375,13 +383,13 @@ def estimate_supervised_memory(
     )
     kwargs = config.alg.generation_kwargs
     max_new_tokens = int(kwargs.get("max_new_tokens") or kwargs.get("max_length") or DEFAULT_LENGTH)
-    generation = replace(plan, response_tokens=max_new_tokens)
+    generation = replace(plan, prompt_tokens=prompt_tokens, response_tokens=max_new_tokens)
 
     # A causal model has whole logits of its prompts, too: its output, the copy without the last token, their
     # log-softmax, and a gradient. Where they exceed the budget: probabilities and logits, of the learned tokens.
     vocab_size = int(model.config.vocab_size)
-    n_positions = response_tokens + (prompt_tokens if causal else 0)
-    logits = 4 * FLOAT * batch_size * n_positions * vocab_size
+    n_positions = n_rows * (width if causal else response_tokens)
+    logits = 4 * FLOAT * n_positions * vocab_size
     budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
     if budget_mb is not None and logits > 4 * budget_mb * 2**20:
         learned = FLOAT * batch_size * response_tokens * vocab_size

@@ -53,7 +53,7 @@ from rl4lms_like.offline.shown_example import row_lines
 from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import is_loaded_by, load_model, load_model_config
-from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_packing, check_sharing, first_episodes, probe_episodes
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader
 from rl4lms_like.scoring.classifier import RECORDED
 from rl4lms_like.scoring.vision_rewards import RECORD
@@ -190,8 +190,9 @@ def _objective(
     training = make_training_arguments(config, "checkpoints")
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
+    packs_rows = config.alg.packing is not None
     if arguments.has_language_model:
-        reader = checked_reader(model, config.alg.model_name, encoder.pictures)
+        reader = checked_reader(model, config.alg.model_name, encoder.pictures, packs_rows=packs_rows)
     elif encoder.pictures is not None:
         reader = checked_reward_reader(model, config.alg.model_name, encoder.pictures)
     else:
@@ -241,7 +242,8 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
         attn_implementation=config.alg.attn_implementation,
         quantization=config.alg.quantization,
     )
-    return checked_reader(nn.Module.to(reference, model.device).eval(), name, encoder.pictures)
+    reference = nn.Module.to(reference, model.device).eval()
+    return checked_reader(reference, name, encoder.pictures, packs_rows=config.alg.packing is not None)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
@@ -265,6 +267,8 @@ def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encod
         with first_episodes(model, config.alg.model_name):
             objective.head = reward_head(objective.reader)
             objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
+            if config.alg.packing is not None:
+                objective.reader.packing = check_packing(objective.reader, config.alg.model_name, has_head=False)
 
 
 def reward_layer(model: PreTrainedModel) -> nn.Linear:

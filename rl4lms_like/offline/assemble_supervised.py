@@ -30,6 +30,7 @@ from rl4lms_like.config.run_config import OfflineConfig, PreferenceConfig, Super
 from rl4lms_like.config.settings import attention_issues, check_prompts, check_vocabulary, device_issues
 from rl4lms_like.core.model_weights import Unused
 from rl4lms_like.core.observation import TextLayout, refuse_images
+from rl4lms_like.core.packed_rows import RowPacking
 from rl4lms_like.core.picture_encoder import OFFLINE, PictureEncoder
 from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
@@ -55,8 +56,10 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import (
+    check_packing,
     dependence_on_batch,
     first_episodes,
+    is_flash_attention,
     longest_independent_of_batch,
     probe_episodes,
 )
@@ -172,6 +175,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         use_cache=arguments.use_cache,
         logits_budget=logits_budget(config, model),
         balancing=BalancingLoss.of(model),
+        packing=row_packing(config, model),
     )
     return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
@@ -340,6 +344,23 @@ def logits_budget(config: SupervisedConfig, model: PreTrainedModel) -> int | Non
     if budget_mb is None or config.alg.needs_whole_logits or not has_linear_head(model):
         return None
     return int(budget_mb * 2**20 / 4)
+
+
+def row_packing(config: SupervisedConfig, model: PreTrainedModel) -> RowPacking | None:
+    """Return how the texts of a batch are packed, if `alg.packing` says so and that is exact; otherwise None.
+
+    Raises:
+        ModelError: the model's interface is not supported.
+    """
+    if config.alg.packing is None:
+        return None
+    was_training = model.training
+    model.eval()
+    with first_episodes(model, config.alg.model_name):
+        reader = CausalReader(model)
+        packing = check_packing(reader, config.alg.model_name, has_head=False, in_bfloat16=is_flash_attention(model))
+    model.train(was_training)
+    return packing
 
 
 def make_generator(
@@ -709,7 +730,8 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     if not is_encoder_decoder:
         n_response = max(sum(label != NOT_LEARNED for label in row["labels"]) for row in encoded.rows)
         n_input -= n_response
-    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response)
+    packed = packed_shape(config, encoded)
+    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response, packed=packed)
     lines = [("trainable parameters", estimate.parameters)]
     lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     lines.append(("peak of the update", gibibytes(estimate.update)))
@@ -717,6 +739,20 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     if estimate.loading:
         lines.append(("peak of the loading", gibibytes(estimate.loading)))
     return [*lines, ("memory", estimate.verdict)]
+
+
+def packed_shape(config: SupervisedConfig, encoded: Examples) -> tuple[int, int] | None:
+    """Return the numbers of packed rows and of their columns of the batch of the longest examples; None if padded."""
+    if config.alg.packing is None:
+        return None
+    batch_size = int(config.alg.training_args.get("per_device_train_batch_size") or 8)
+    lengths = sorted((len(row["input_ids"]) for row in encoded.rows), reverse=True)[:batch_size]
+    model_config = load_model_config(config.alg.model_name, local_files_only=True)
+    packing = RowPacking(
+        int(model_config.get_text_config().hidden_size), one_row="flash" in (config.alg.attn_implementation or "")
+    )
+    packed = packing.packed(torch.tensor(lengths))
+    return None if packed is None else packed.shape
 
 
 def check_model(config: OfflineConfig) -> None:

@@ -15,7 +15,15 @@ from transformers import PreTrainedModel
 
 from rl4lms_like.core.picture_encoder import PictureEncoder
 from rl4lms_like.policies.generation import seeded
-from rl4lms_like.policies.parity import SHARING_TOLERANCE, check_parity, check_sharing, first_episodes, probe_episodes
+from rl4lms_like.policies.parity import (
+    SHARING_TOLERANCE,
+    check_packing,
+    check_parity,
+    check_sharing,
+    first_episodes,
+    is_flash_attention,
+    probe_episodes,
+)
 from rl4lms_like.policies.teacher_forcing import CausalReader, EpisodeReader, Seq2SeqReader
 from rl4lms_like.policies.vision_parity import (
     check_vision_parity,
@@ -26,13 +34,16 @@ from rl4lms_like.policies.vision_parity import (
 from rl4lms_like.policies.vision_reader import VisionReader
 
 
-def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None) -> EpisodeReader:
+def checked_reader(
+    model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None, *, packs_rows: bool = False
+) -> EpisodeReader:
     """Return the reader of a language model, after the checks of a policy.
 
     Args:
         model: the model, in evaluation mode.
         name: its name, for messages.
         pictures: encoder of its prompts; None if it reads texts only.
+        packs_rows: compute packed rows, where that is exact; only of decoder-only models that read texts only.
 
     Raises:
         ModelError: the model's interface is not supported, or its outputs are not finite.
@@ -49,9 +60,11 @@ def checked_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder |
         reader.probe_head(probe.to(model.device))
 
         # The log-probs first: whether prompts may be shared is found by comparison with them.
-        in_bfloat16 = _computes_in_bfloat16(model)
+        in_bfloat16 = is_flash_attention(model)
         check_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
+        if packs_rows:
+            reader.packing = check_packing(reader, name, in_bfloat16=in_bfloat16)
     return reader
 
 
@@ -61,7 +74,7 @@ def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEn
     with first_episodes(model, name):
         reader.probe_head(probe_episodes_with_pictures(reader))
 
-        in_bfloat16 = _computes_in_bfloat16(model)
+        in_bfloat16 = is_flash_attention(model)
         check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
     return reader
@@ -87,15 +100,10 @@ def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEn
             any_model.lm_head = identity
 
         # Rewards are computed from the states themselves, so these are compared where a prompt is computed once.
-        in_bfloat16 = _computes_in_bfloat16(model)
+        in_bfloat16 = is_flash_attention(model)
         gap = partial(vision_sharing_gap, has_head=False)
         reader.shares_prompts = check_sharing(reader, name, gap=gap, in_bfloat16=in_bfloat16)
     return reader
-
-
-def _computes_in_bfloat16(model: PreTrainedModel) -> bool:
-    """Return whether the kernels of the attention have no float32."""
-    return "flash" in str(model.config._attn_implementation)
 
 
 @torch.no_grad()

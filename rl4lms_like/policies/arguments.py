@@ -351,6 +351,8 @@ class PolicyArguments(Block):
             bits by torchao.
         logits_budget_mb: limit in MiB for the logits that a forward pass stores for its backward pass. If they need
             more (4 bytes x tokens x vocabulary size), they are recomputed in chunks of this size.
+        packing: `auto` computes the rows of a batch behind one another, without padding between them, where their
+            lengths make it faster and the model stays exact, which is checked when it is loaded; null pads them.
         speedups: exact speedups, each of which can be turned off, for example `{keep_freed_memory: false}`.
         trust_remote_code: allow running code that comes with the model.
     """
@@ -382,6 +384,7 @@ class PolicyArguments(Block):
     merge_on_save: bool = False
     quantization: Quantization | None = None
     logits_budget_mb: Annotated[float, Ge(1)] = 512
+    packing: Literal["auto"] | None = None
     speedups: SpeedupFields = field(default_factory=dict)
     trust_remote_code: bool = False
 
@@ -473,6 +476,8 @@ class PolicyArguments(Block):
         if self.merge_on_save and self.peft is None:
             yield ConfigIssue("merge_on_save", "there are no adapters to merge without peft")
         yield from self._quantization_issues()
+        if self.packing is not None and self.compile:
+            yield ConfigIssue("packing", "is not supported with compile: remove one of them")
 
         # Kernels of the hub, `owner/name`: their code is downloaded and run.
         name = self.attn_implementation
@@ -553,6 +558,8 @@ class PolicyArguments(Block):
         if id != OWN_ENGINE and not is_causal:
             message = f"{id} generates with decoder-only models only; use {OWN_ENGINE}"
             yield ConfigIssue("engine.id", message)
+        if self.packing is not None and not is_causal:
+            yield ConfigIssue("packing", "is for decoder-only models; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -582,6 +589,8 @@ class VisionPolicyArguments(PolicyArguments):
             yield ConfigIssue("compile", "is not supported for vision-language models; remove it")
         if self.quantization is not None:
             yield ConfigIssue(QUANTIZATION, "is not supported for vision-language models; remove it")
+        if self.packing is not None:
+            yield ConfigIssue("packing", "is for models that read texts only; remove it")
 
 
 def shared_arguments(arguments: Mapping[str, Any]) -> tuple[PolicyArguments | None, list[ConfigIssue]]:

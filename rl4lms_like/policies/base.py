@@ -60,6 +60,7 @@ from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
 from rl4lms_like.policies.optimizers import make_optimizer, optimizer_class_of, parameter_groups
 from rl4lms_like.policies.parity import (
     check_decoding,
+    check_packing,
     check_parity,
     check_sharing,
     first_episodes,
@@ -326,6 +327,9 @@ class LMActorCriticPolicy(BasePolicy):
                     self.reader, arguments.model_name, in_bfloat16=in_bfloat16
                 )
 
+        if arguments.packing is not None:
+            self._set_packing(in_bfloat16=in_bfloat16)
+
         # With split weights, all prompts are computed for each response: a prompt that is computed once is a pass of
         # its own, which the other processes may not need, but would have to make.
         self.generator.shares_prompts = False
@@ -344,6 +348,25 @@ class LMActorCriticPolicy(BasePolicy):
                 other.shares_prompts = self.reader.shares_prompts
             else:
                 other.shares_prompts = self._may_share(other, checkpoint, has_head=has_head, in_bfloat16=is_coarse)
+
+    def _set_packing(self, *, in_bfloat16: bool) -> None:
+        """Let the networks whose outputs stay the same compute packed rows; see `parity.check_packing`."""
+        arguments = self.arguments
+        networks = (
+            (self.reader, arguments.model_name, True),
+            (self.value_reader, arguments.critic_model, False),
+            (self.ref_reader, arguments.kl_model, True),
+        )
+        for reader, checkpoint, has_head in networks:
+            if reader is None:
+                continue
+            # Copies of the policy pack as it does; another checkpoint may have another architecture.
+            if checkpoint is None:
+                reader.packing = self.reader.packing
+                continue
+            is_rounded = in_bfloat16 or (reader is self.ref_reader and arguments.reference_dtype == "bfloat16")
+            with reader.gathered():
+                reader.packing = check_packing(reader, checkpoint, has_head=has_head, in_bfloat16=is_rounded)
 
     def _check_log_probs(self, reader: EpisodeReader, name: str, **options: Any) -> None:
         """Check a reader's log-probs; see `parity.check_parity`."""

@@ -7,11 +7,13 @@ generated   teacher-forced log-probs with the raw logits of `generate`, with a p
 padded      log-probs of a batch with those of each row alone, and with those of a wider batch
 shared      outputs of a batch that computes each prompt once with those of one that computes it for each response;
             if they differ, each response's prompt is computed
+packed      outputs of packed rows with those of padded ones; if they differ, padded ones are computed
 decoded     log-probs of `DecodeLoop` with teacher-forced ones; if they differ, the steps of `generate` are used
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -25,6 +27,7 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, StoppingCriteria, StoppingCriteriaList
 
 from rl4lms_like.core.episodes import EpisodeBatch, padded, real_ids
+from rl4lms_like.core.packed_rows import RowPacking
 from rl4lms_like.policies.decoding import Contexts, Decoded, DecodeLoop, keeps_all_keys
 from rl4lms_like.policies.generation import pad_token_id, plain_generation, seeded, shared_prompt_inputs
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
@@ -41,8 +44,8 @@ TOLERANCE_BFLOAT16 = 0.1
 """The same for attention kernels without float32 support."""
 
 SHARING_TOLERANCE = 1e-4
-"""Largest difference of outputs with shared prompts, and with `DecodeLoop`. It is smaller than `TOLERANCE`, because
-exceeding it costs only time, and an untrained model's log-probs hardly depend on its prompt."""
+"""Largest difference of outputs with shared prompts, packed rows and `DecodeLoop`. It is smaller than `TOLERANCE`,
+because exceeding it costs only time, and an untrained model's log-probs hardly depend on its prompt."""
 
 PROMPT_LENGTHS = (2, 5)
 RESPONSE_LENGTH = 4
@@ -242,6 +245,72 @@ def check_sharing(
 
     logger.info("%s (%r): a prompt is computed for each of its responses: %s", type(model).__name__, name, reason)
     return False
+
+
+def check_packing(
+    reader: EpisodeReader, name: str, *, has_head: bool = True, in_bfloat16: bool = False
+) -> RowPacking | None:
+    """Return how a model's rows may be packed, or None if they may not; log the reason as a warning.
+
+    They may not for models that do not separate texts by their positions, which is wrong without an error: such a model
+    reads the texts before in its row as a beginning of each text.
+
+    Args:
+        reader: reader of a decoder-only model in evaluation mode, after `probe_head` if it has a head.
+        name: name of the model in messages.
+        has_head: False if no log-probs are computed from hidden states: of a critic, or a model that computes its own
+            loss.
+        in_bfloat16: check under bfloat16 autocast.
+    """
+    model = reader.model
+    packing = RowPacking(int(model.config.get_text_config().hidden_size), one_row=is_flash_attention(model))
+    if has_head and reader.head_scale is None:
+        reason = "its logits are not computed from hidden states alone"
+    elif "position_ids" not in inspect.signature(model.base_model.forward).parameters:
+        reason = "it has no positions as an argument"
+    else:
+        compare = partial(packing_gap, reader, packing, has_head=has_head)
+        reason = _difference(model, compare, in_bfloat16=in_bfloat16)
+        if not reason:
+            return packing
+
+    logger.warning("%s (%r): rows are padded in spite of packing: %s", type(model).__name__, name, reason)
+    return None
+
+
+def is_flash_attention(model: PreTrainedModel) -> bool:
+    """Return whether a model's attention has kernels for texts of unequal length, and none for float32."""
+    return "flash" in str(model.config._attn_implementation)
+
+
+@torch.no_grad()
+def packing_gap(reader: EpisodeReader, packing: RowPacking, *, has_head: bool) -> float:
+    """Return the largest difference between outputs of packed and of padded rows; see `sharing_gap`.
+
+    Args:
+        reader: reader of a decoder-only model in evaluation mode. It is not changed, and its networks not compiled.
+        packing: choice of the packed rows.
+        has_head: compare log-probs of actions, too.
+    """
+    # 5 + 4, 2 + 1, 2 + 2 and 2 + 1 tokens: several texts in a packed row, and padding after the last one.
+    vocab_size = int(reader.model.config.get_text_config().vocab_size)
+    rows = torch.tensor([1, 0, 0, 0])
+    lengths = torch.tensor([RESPONSE_LENGTH, 1, 2, 1])
+    probe = probe_episodes(vocab_size, "left").select(rows)
+    prompts = (probe.prompt_ids + torch.arange(len(rows))[:, None]) % vocab_size
+    is_real = torch.arange(RESPONSE_LENGTH) < lengths[:, None]
+    probe = replace(probe, prompt_ids=prompts, response_mask=is_real).to(reader.model.device)
+
+    # New readers, which compile nothing: the given one may be compiled.
+    padded_reader, packed_reader = reader.fresh(), reader.fresh()
+    packed_reader.packing = packing
+    states = padded_reader.states(probe).float()  # [n_tokens, d]
+    gap = float((packed_reader.states(probe) - states).abs().max() / states.abs().max())
+    if has_head:
+        padded_reader.head_scale = packed_reader.head_scale = reader.head_scale
+        difference = log_probs_of(packed_reader, probe) - log_probs_of(padded_reader, probe)
+        gap = max(gap, float(difference.abs().max()))
+    return gap
 
 
 def check_decoding(reader: EpisodeReader, name: str, *, in_bfloat16: bool = False) -> bool:

@@ -15,6 +15,9 @@ Where several episodes have the same prompt (`EpisodeBatch.prompt_rows`), it is 
 
 In training mode every episode has its own prompt, because dropout must be independent and gradient checkpointing
 disables the cache of keys and values.
+
+Where no prompt is computed once, a decoder-only model may read the episodes as packed rows (`core.packed_rows`), if
+that is exact (`parity.check_packing`).
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.packed_rows import PackedRows, RowPacking
 from rl4lms_like.core.token_scores import (
     Distributions,
     Head,
@@ -92,6 +97,7 @@ class EpisodeReader(ABC):
         is_encoder_decoder: True for seq2seq models.
         head_scale: scale of the linear head, or None if logits need the model's own forward; see `probe_head`.
         shares_prompts: compute a prompt once for all of its responses; see `parity.check_sharing`.
+        packing: compute hidden states of packed rows, where its choice is not padded ones; see `parity.check_packing`.
         network: the model's weights if they are split over several processes.
         balancing_coefficient: of the balancing loss of a mixture of experts; 0 if the model has none.
     """
@@ -103,6 +109,7 @@ class EpisodeReader(ABC):
         self.model = model
         self.head_scale: float | None = None
         self.shares_prompts = False
+        self.packing: RowPacking | None = None
         self.network: ShardedNetwork | None = None
         self.balancing_coefficient = balancing_coefficient(model)
         self._routing_record: RoutingRecord | None = None
@@ -154,7 +161,7 @@ class EpisodeReader(ABC):
         """Return the logits `[n, vocab]` of the token after an environment's observation."""
 
     def fresh(self) -> EpisodeReader:
-        """Return a new reader of the same model, which compiles nothing and computes each prompt separately."""
+        """Return a new reader of the same model, which computes each prompt separately, neither compiled nor packed."""
         return type(self)(self.model)
 
     def scored_logits(self, episodes: EpisodeBatch) -> Tensor:
@@ -333,7 +340,40 @@ class CausalReader(EpisodeReader):
 
     def _hidden(self, episodes: EpisodeBatch, *, drop_last: bool) -> Tensor:
         """Return the hidden states from the prompt's last position on `[n, response_len (+ 1), d]`."""
+        packed = self._packed(episodes, drop_last=drop_last)
+        if packed is not None:
+            return self._packed_hidden(episodes, packed, drop_last=drop_last)
         return self._from_prompt_end(episodes, self._last_hidden, drop_last=drop_last)
+
+    def _packed(self, episodes: EpisodeBatch, *, drop_last: bool) -> PackedRows | None:
+        """Return the packed rows of prompts and responses; None if padded ones, or shared prompts, are computed."""
+        if self.packing is None or self._shared_prompts(episodes) is not None:
+            return None
+
+        # The states at an empty prompt are those of its padding.
+        layout = episodes.layout
+        if not bool(layout.prompt_lengths.all()):
+            return None
+        lengths = layout.prompt_lengths + layout.response_lengths - int(drop_last)
+        return self.packing.packed(lengths, episodes.prompt_ids.shape[1] - layout.prompt_lengths)
+
+    def _packed_hidden(self, episodes: EpisodeBatch, packed: PackedRows, *, drop_last: bool) -> Tensor:
+        """Compute `_hidden` in packed rows."""
+        ids = torch.cat([episodes.prompt_ids, episodes.response_ids], dim=1)
+        positions = to_device(packed.position_ids(), ids.device)
+        inputs = {"input_ids": packed.pack(ids, 0), "position_ids": positions, "use_cache": False}
+
+        # In the balancing loss of a mixture of experts, a token counts if another token of its episode follows.
+        is_followed = torch.cat([episodes.prompt_mask, episodes.response_mask], dim=1)
+        last = episodes.prompt_ids.shape[1] + episodes.response_lengths - 1  # column of each row's last token, [n]
+        is_followed = is_followed.scatter(1, last[:, None], value=False)
+        hidden = self._last_hidden(inputs, packed.width, packed.pack(is_followed, 0))
+        if self._routing_record is not None:
+            self._routing_record.end_pass()
+
+        # From the prompt's last token on.
+        n_columns = episodes.response_ids.shape[1] + int(not drop_last)
+        return packed.from_position(hidden, episodes.layout.prompt_lengths - 1, n_columns)
 
     def _last_hidden(self, inputs: dict[str, Any], n_last: int, token_weights: Tensor) -> Tensor:
         """Return the hidden states of the last `n_last` positions."""

@@ -499,6 +499,7 @@ POLICY: dict[str, Row | Silent] = {
     "merge_on_save": Row(True, see.saved_files, {"alg.policy.args.peft": {"r": 2}}),
     "quantization": Row({"id": "nf4"}, see.logged("rollout_info/log_prob"), {"alg.policy.args.peft": {"r": 2}}),
     "logits_budget_mb": Row(1, lambda made: made.policy._logits_budget),
+    "packing": Row("auto", lambda made: made.policy.arguments.packing),  # its effect: tests/policies/test_packing.py
     # tests/policies/test_speedups.py has the effect of each of them
     "speedups": Row({"keep_freed_memory": False}, lambda made: made.policy.arguments.used_speedups),
     "trust_remote_code": Row(True, see.loaded_with("trust_remote_code", "AutoConfig")),
@@ -714,6 +715,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.separator": Row(" => ", see.examples),
     "alg.loss_on_prompt": Row(True, see.examples),
     "alg.logits_budget_mb": Row(1, lambda made: made.run.objective.logits_budget),
+    "alg.packing": Row("auto", lambda made: made.run.objective.packing),
     "alg.block_length": Row(
         3,
         see.examples,

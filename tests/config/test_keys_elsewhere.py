@@ -140,7 +140,7 @@ def test_the_adapters_of_a_supervised_run_have_their_key_in_alg(key):
     ("alg.args", "rpo_alpha", "alg.args.sft_weight"),
     ("alg.args", "max_completion_length", "alg.args.max_response_length"),
     ("alg", "truncation_mode", "tokenizer.truncation_side"),
-    ("alg", "packing", "there is no equivalent"),
+    ("alg.args", "packing", "alg.packing, "),
     ("alg.args", "precompute_ref_log_probs", "there is no equivalent: the log-probs of the reference are always"),
 ])  # fmt: skip
 def test_so_is_a_key_of_a_preference_run(block, key, here, tmp_path):

@@ -398,10 +398,21 @@ def test_small_runs_have_much_freed_memory_and_large_ones_a_part_of_their_tensor
 # --- supervised runs -------------------------------------------------------------------------------------------------
 
 
-def supervised_estimate(folder, alg=None, **training):
+def supervised_estimate(folder, alg=None, packed=None, **training):
     blocks = supervised_blocks()
     blocks["alg"] |= {"model_name": str(folder), "training_args": training, "model_type": "causal", **(alg or {})}
-    return estimate_supervised_memory(parse_config(blocks), prompt_tokens=6, response_tokens=4)
+    return estimate_supervised_memory(parse_config(blocks), prompt_tokens=6, response_tokens=4, packed=packed)
+
+
+def test_packed_rows_need_the_memory_of_their_positions(tiny_gpt2_dir):
+    options = {"per_device_train_batch_size": 12}
+    vocab_size = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).config.vocab_size
+    padded = supervised_estimate(tiny_gpt2_dir, **options)  # 12 rows of 10 tokens
+    packed = supervised_estimate(tiny_gpt2_dir, packed=(4, 15), **options)
+    assert packed.parts["logits"] == 4 * 4 * 4 * 15 * vocab_size == padded.parts["logits"] / 2
+    assert 0.45 < packed.parts["activations"] / padded.parts["activations"] < 0.6
+    for part in ("model weights", "gradients", "KV cache"):
+        assert packed.parts[part] == padded.parts[part]
 
 
 def test_a_supervised_run_needs_one_trained_network_and_logits_of_whole_texts(tiny_gpt2_dir):

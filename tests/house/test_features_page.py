@@ -37,6 +37,16 @@ CHANGES = {
     "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
+    "`policy.args.packing: auto`": {f"{POLICY}.packing": "auto"},
+    "the same with `policy.args.compile`": {f"{POLICY}.packing": "auto", f"{POLICY}.compile": True},
+    "the same with `policy.id: vision_lm_actor_critic_policy`": {
+        f"{POLICY}.packing": "auto",
+        "alg.policy.id": "vision_lm_actor_critic_policy",
+    },
+    "the same with seq2seq models": {
+        f"{POLICY}.packing": "auto",
+        "alg.policy.id": "seq2seq_lm_actor_critic_policy",
+    },
     "`policy.args.speedups`": {f"{POLICY}.speedups": {"keep_freed_memory": False}},
     "`policy.args.dropout`": {f"{POLICY}.dropout": True},
     "`policy.args.engine: {id: vllm}`": {f"{POLICY}.engine": VLLM},
@@ -92,6 +102,7 @@ CHANGES = {
 
 TRAINING = "alg.training_args"
 VISION = {"alg.model_type": "vision", "alg.model_name": "vlm"}
+PACKED = {"alg.model_type": "causal", "alg.packing": "auto"}
 OFFLINE_CHANGES = {
     "`model_type: vision`": VISION,
     "`model_type: vision` with `train_vision`, `max_pixels`, `peft`": {
@@ -132,6 +143,11 @@ OFFLINE_CHANGES = {
         f"{TRAINING}.torch_compile": True,
     },
     "`args.logits_budget_mb`": {"alg.args.logits_budget_mb": 64},
+    "`packing: auto`": PACKED,
+    "`packing: auto` with `model_type: vision`": {**PACKED, **VISION},
+    "`packing: auto` with `model_type: seq2seq`": {**PACKED, "alg.model_type": "seq2seq"},
+    "`packing: auto` with `training_args.neftune_noise_alpha`": {**PACKED, f"{TRAINING}.neftune_noise_alpha": 5.0},
+    "`packing: auto` with `training_args.torch_compile`": {**PACKED, f"{TRAINING}.torch_compile": True},
     "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`tokenizer.tools_in_system`": {**CHAT_FORMAT, "tokenizer.tools_in_system": True},
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],

@@ -247,6 +247,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.policy.args.reference_model": ["models/causal", "models/seq2seq"],
     "alg.policy.args.critic_model": ["models/causal", "models/seq2seq"],
     "alg.policy.args.logits_budget_mb": [1, 64],
+    "alg.policy.args.packing": ["auto", None, True],
     "alg.policy.args.speedups": [
         {"keep_freed_memory": False},
         {"merged_adapters": False},
@@ -285,6 +286,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.separator": [" => ", "\n", ""],
     "alg.loss_on_prompt": [True],
     "alg.logits_budget_mb": [1, None],
+    "alg.packing": ["auto", None, False],
     "alg.early_stopping_patience": [1, 2],
     "alg.peft": [{"r": 2}, {"lora_alpha": "x"}],
     "alg.training_args.max_steps": [1, 3],
