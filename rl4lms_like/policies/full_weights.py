@@ -4,10 +4,10 @@
                                                                                            ├─ files of a saved model
                                                                                            └─ an engine
 
-There is never more than one block in memory besides the network's own weights, unless these are quantized: then the
-whole model is dequantized first. Split weights are gathered block by block for every forward pass anyway; what is
-outside of blocks (embeddings, output layer) comes one tensor at a time. Names and shapes are those of checkpoints:
-transformers has other ones in memory for some families, such as one tensor for all experts of a layer.
+There is never more than one block in memory besides the network's own weights. Split weights are gathered block by
+block for every forward pass anyway; what is outside of blocks (embeddings, output layer) comes one tensor at a time.
+Quantized weights are dequantized. Names and shapes are those of checkpoints: transformers has other ones in memory for
+some families, such as one tensor for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from rl4lms_like.policies.lora import changed_layers, changed_weights, merged, merged_layer
-from rl4lms_like.policies.quantized_layers import quantization_of
+from rl4lms_like.policies.lora import changed_layers, changed_weights, merged_layer
+from rl4lms_like.policies.quantized_layers import QuantizedLinear, n_weights
 from rl4lms_like.policies.sharding import named_blocks, whole
 from rl4lms_like.system.tensor_file import TensorFile
 
@@ -46,8 +46,9 @@ class _Weight:
 
     Args:
         name: in the plain model.
-        tensor: of the network: perhaps split, without adapters. It has the shape of the whole.
-        layer: layer whose adapter or trained rows change the weight; None if it has none.
+        tensor: of the network: perhaps split, without adapters. It has the shape of the whole. Of a quantized weight,
+            a tensor on `meta`.
+        layer: layer whose adapter or trained rows change the weight, or that is quantized; None if there is none.
         name_in_layer: name of the weight in the plain module of that layer.
     """
 
@@ -66,7 +67,6 @@ def full_weights(model: PreTrainedModel, *, tied: bool = True) -> Iterator[tuple
         model: with or without adapters; not changed. The tensors may be its own.
         tied: yield tied weights under each of their names; otherwise, once.
     """
-    model = _in_float32(model)
     for block in _blocks(model, tied=tied):
         # By layer: a layer of experts has several changed weights, and is merged once.
         merged_layers: dict[Any, Any] = {}
@@ -88,8 +88,6 @@ def write_full_weights(model: PreTrainedModel, folder: Path, *, tied: bool) -> N
     Raises:
         OSError: a file cannot be written.
     """
-    model = _in_float32(model)
-
     # Names, shapes and types are enough to arrange the files.
     shapes = _checkpoint_shapes(model, chain.from_iterable(_blocks(model, tied=tied)))
     pattern = FILE.replace(".safetensors", "{suffix}.safetensors")
@@ -105,18 +103,9 @@ def write_full_weights(model: PreTrainedModel, folder: Path, *, tied: bool) -> N
             file_of[name].write(name, tensor)
 
     if files.is_sharded:
-        metadata = {"total_parameters": model.num_parameters(), **files.metadata}
+        metadata = {"total_parameters": n_weights(model), **files.metadata}
         index = {"metadata": metadata, "weight_map": files.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _in_float32(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model whose quantized layers are plain ones, with the adapters merged into all layers.
-
-    Quantized layers have other names and shapes than those of the plain model. A model without any is returned as it
-    is; only such a model can be split over processes.
-    """
-    return model if quantization_of(model) is None else merged(model)
 
 
 def _blocks(model: PreTrainedModel, *, tied: bool) -> list[list[_Weight]]:
@@ -127,13 +116,28 @@ def _blocks(model: PreTrainedModel, *, tied: bool) -> list[list[_Weight]]:
         for name_in_layer, base in changed_weights(layer):
             layers[id(base)] = (layer, name_in_layer)
 
+    # A quantized weight is stored as several tensors, the first of which stands for it.
+    quantized: dict[int, tuple[QuantizedLinear, str]] = {}
+    for module in model.modules():
+        if isinstance(module, QuantizedLinear):
+            stored = [item for item in module.named_parameters(recurse=False) if item[0] != "bias"]
+            quantized |= {id(tensor): (module, name) for name, tensor in stored}
+
     weights = []
     for name, tensor in _saved_tensors(model):
         parts = name.split(".")
         if any(part.startswith(_OF_ADAPTERS) for part in parts):
             continue
         plain_name = ".".join(part for part in parts if part not in ("base_layer", "token_adapter"))
-        weights.append(_Weight(plain_name, tensor, *layers.get(id(tensor), (None, ""))))
+        layer, name_in_layer = layers.get(id(tensor), (None, ""))
+        if id(tensor) in quantized:
+            module, stored_name = quantized[id(tensor)]
+            if stored_name != "weight":
+                continue
+            if layer is None:
+                layer, name_in_layer = module, "weight"
+            tensor = torch.empty(module.plain_shape, device="meta")
+        weights.append(_Weight(plain_name, tensor, layer, name_in_layer))
 
     ignored = set(model._keys_to_ignore_on_save or ())
     if not tied:

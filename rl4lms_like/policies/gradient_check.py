@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.policies.quantized_layers import QuantizedLinear
+from rl4lms_like.policies.sharding import is_split, like, whole
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.errors import ModelError
 
@@ -53,11 +54,16 @@ def check_gradients(reader: EpisodeReader, name: str, episodes: EpisodeBatch) ->
     def mean_projection() -> Tensor:
         return (reader.states(episodes) * projection).sum(dim=1).mean()
 
-    error = gradient_error(reader.model, mean_projection)
+    # Split weights are changed in parts, which are not read while whole ones of an earlier pass exist.
+    def reshard() -> None:
+        if reader.network is not None:
+            reader.network.reshard()
+
+    error = gradient_error(reader.model, mean_projection, before_change=reshard)
     if error <= TOLERANCE:
         return
 
-    broken = broken_layers(reader.model)
+    broken = broken_layers(reader.model) if reader.network is None else []
     layers = f", which {broken[0]} and {len(broken) - 1} other layers do not compute" if broken else ""
     raise ModelError(
         f"{type(reader.model).__name__} ({name!r}): the gradient of the adapters differs by {error:.2g} of its size "
@@ -66,37 +72,58 @@ def check_gradients(reader: EpisodeReader, name: str, episodes: EpisodeBatch) ->
     )
 
 
-def gradient_error(model: nn.Module, objective: Callable[[], Tensor]) -> float:
+def gradient_error(
+    model: nn.Module, objective: Callable[[], Tensor], *, before_change: Callable[[], None] = lambda: None
+) -> float:
     """Return the largest difference between derivatives and differences of values, relative to their size.
 
     Args:
-        model: its trained weights are moved and restored; they have no gradients yet.
+        model: its trained weights are moved and restored; they have no gradients yet. If they are split over processes,
+            all of these call this function together.
         objective: number that depends on the weights, in float32.
+        before_change: called before weights are changed.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
+    n_processes = torch.distributed.get_world_size() if any(map(is_split, weights)) else 1
 
     # Random numbers of its own: the check must not change those of the run.
     generator = torch.Generator().manual_seed(0)
 
     def noise() -> list[Tensor]:
-        return [torch.randn(weight.shape, generator=generator).to(weight) for weight in weights]
+        return [torch.randn(weight.shape, generator=generator).to(weight.device) for weight in weights]
+
+    @contextmanager
+    def moved(direction: Sequence[Tensor], step: float) -> Iterator[None]:
+        """Add a multiple of a direction to the weights; afterwards they have the same bits as before."""
+        before_change()
+        values = [weight.detach().clone() for weight in weights]
+        try:
+            for weight, part in zip(weights, direction, strict=True):
+                weight.data.add_(like(weight, part), alpha=step)
+            yield
+        finally:
+            before_change()
+            for weight, value in zip(weights, values, strict=True):
+                weight.data.copy_(value)
 
     derivatives = []
     differences = []
-    with moved(weights, noise(), MOVED):
+    with moved(noise(), MOVED):
         objective().backward()
+        # Each process computes the same number, and split gradients are the sum over all.
+        gradients = [None if weight.grad is None else whole(weight.grad) / n_processes for weight in weights]
         for _ in range(N_DIRECTIONS):
             direction = noise()
             derivative = 0.0
-            for weight, part in zip(weights, direction, strict=True):
-                if weight.grad is not None:
-                    derivative += float((weight.grad * part).sum())
+            for gradient, part in zip(gradients, direction, strict=True):
+                if gradient is not None:
+                    derivative += float((gradient * part).sum())
             derivatives.append(derivative)
 
             with torch.no_grad():
-                with moved(weights, direction, STEP):
+                with moved(direction, STEP):
                     above = float(objective())
-                with moved(weights, direction, -STEP):
+                with moved(direction, -STEP):
                     below = float(objective())
             differences.append((above - below) / (2 * STEP))
     for weight in weights:
@@ -131,16 +158,3 @@ def broken_layers(model: nn.Module) -> list[str]:
 
 def _root_mean_square(numbers: Sequence[float]) -> float:
     return math.sqrt(sum(number**2 for number in numbers) / len(numbers))
-
-
-@contextmanager
-def moved(weights: Sequence[nn.Parameter], direction: Sequence[Tensor], step: float) -> Iterator[None]:
-    """Add a multiple of a direction to weights within the block; afterwards they have the same bits as before."""
-    before = [weight.detach().clone() for weight in weights]
-    try:
-        for weight, part in zip(weights, direction, strict=True):
-            weight.data.add_(part, alpha=step)
-        yield
-    finally:
-        for weight, value in zip(weights, before, strict=True):
-            weight.data.copy_(value)

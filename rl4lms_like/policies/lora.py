@@ -311,13 +311,16 @@ def changed_weights(layer: Any) -> list[tuple[str, nn.Parameter]]:
 def merged_layer(layer: Any) -> Any:
     """Return the plain module of a layer of `changed_layers`, with its adapters or trained rows in copies of weights.
 
-    Weights are whole, also if those of the layer are split; the weights that are not changed are shared otherwise.
+    Weights are whole, also if those of the layer are split; the weights that are not changed are shared otherwise. A
+    quantized layer, with an adapter or without, becomes one in float32.
     """
     weights: dict[int, Any] = {}
     for weight in layer.parameters():
         is_whole = not is_split(weight)
         weights[id(weight)] = weight if is_whole else nn.Parameter(whole(weight.detach()), requires_grad=False)
     plain = copy.deepcopy(layer, weights)
+    if isinstance(plain, QuantizedLinear):
+        return plain_layer(plain)
     if trains_rows(layer):
         base = plain.token_adapter.base_layer
         base.weight = nn.Parameter(plain.weight.detach().clone(), requires_grad=False)

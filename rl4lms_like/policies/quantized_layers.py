@@ -97,6 +97,12 @@ class QuantizedLinear(nn.Linear):
         return output
 
     @property
+    def plain_shape(self) -> tuple[int, int]:
+        """Shape of the weight in the plain layer."""
+        shape = (self.out_features, self.in_features)
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
     def n_weights(self) -> int:
         """Number of weights."""
         return self.in_features * self.out_features

@@ -42,6 +42,7 @@ DIALOGUES = "dialogues"
 ENGINE_WITH_ADAPTERS = "fsdp_engine_with_adapters"
 ENGINE_OF_ADAPTERS = "fsdp_engine_of_adapters"
 MERGED_ON_SAVE = "fsdp_ppo_with_adapters_t5"
+QUANTIZED = "fsdp_grpo_with_quantized_base"
 CHECKPOINTS = {
     STATEFUL: "iteration_00002",
     STATEFUL_FSDP: "iteration_00001",
@@ -207,6 +208,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             **MINIBATCHES,
             f"{POLICY}.peft": {"target_modules": "all-linear"},
             f"{POLICY}.quantization": {"id": "nf4", "double": True},
+            f"{POLICY}.merge_on_save": True,
         },
     ),
     "grpo_with_pictures": (
@@ -259,6 +261,18 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
             **ADAPTERS,
             "alg.id": "grpo",
             f"{POLICY}.peft": {"target_modules": "all-linear", "use_dora": True, "trainable_token_indices": [5, 7]},
+        },
+    ),
+    QUANTIZED: (
+        "gpt2",
+        {
+            **GROUPS,
+            **MINIBATCHES,
+            **FSDP,
+            **ADAPTERS,
+            "alg.id": "grpo",
+            f"{POLICY}.quantization": {"id": "nf4", "double": True},
+            f"{POLICY}.merge_on_save": True,
         },
     ),
 }

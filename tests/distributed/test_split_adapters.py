@@ -19,6 +19,7 @@ from rl4lms_like.system.ranks import Ranks
 from tests.distributed.cells import (
     ENGINE_WITH_ADAPTERS,
     MERGED_ON_SAVE,
+    QUANTIZED,
     SPLIT_ADAPTERS,
     STATEFUL_ADAPTERS,
     run_cell,
@@ -29,6 +30,7 @@ from tests.engines.vllm_server import VllmServer
 from tests.expert_models import save_experts
 
 peft_package = pytest.importorskip("peft")
+pytest.importorskip("bitsandbytes")
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +104,7 @@ def test_saved_adapters_are_those_of_one_process(cell, by_one, by_two):
     """Also in checkpoints. With `merge_on_save`, they are merged into whole models."""
     saved = sorted((by_one / "cells" / cell).rglob("*model.safetensors"))
     names = [str(file.relative_to(by_one)) for file in saved]
-    prefix = "" if cell == MERGED_ON_SAVE else "adapter_"
+    prefix = "" if cell in (MERGED_ON_SAVE, QUANTIZED) else "adapter_"
     assert f"cells/{cell}/model/{prefix}model.safetensors" in names
     for name in names:
         assert_close(*(load_file(folder / name) for folder in (by_two, by_one)))
