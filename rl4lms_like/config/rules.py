@@ -528,11 +528,16 @@ def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig |
         yield ConfigIssue("tokenizer.max_length", text)
 
 
-def no_split_weights(distributed: DistributedConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
-    """Check that transformers' Trainer has whole weights."""
-    if distributed.strategy == "fsdp":
-        kind = "preference" if isinstance(alg, PreferenceAlgConfig) else "supervised"
-        yield ConfigIssue("distributed.strategy", f"fsdp is only for RL runs, not for {kind} ones; use ddp")
+def trainer_with_split_weights(
+    distributed: DistributedConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig
+) -> Issues:
+    """Check that transformers' Trainer can train weights that are split over the processes."""
+    if distributed.strategy != "fsdp":
+        return
+    if alg.reads_pictures:
+        yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
+    if alg.quantization is not None:
+        yield ConfigIssue("alg.quantization", f"{shown(alg.quantization)} {_WHOLE_WEIGHTS}")
 
 
 def metrics_of_texts(
@@ -580,7 +585,7 @@ OFFLINE: tuple[Rule, ...] = (
     model_of_texts,
     images_in_prompts,
     prompts_and_responses,
-    no_split_weights,
+    trainer_with_split_weights,
     metrics_of_texts,
 )
 

@@ -266,11 +266,15 @@ class DistributedConfig:
 
     Args:
         strategy: `ddp`: each process has all weights. `fsdp`: weights, gradients and moments are split over the
-            processes (RL runs only).
+            processes.
+        reshard_after_forward: with `fsdp`: free the whole weights of a transformer block after its forward pass, and
+            gather them again for its backward pass. False: keep them until then, which communicates less and needs
+            more memory (ZeRO-2).
         timeout: seconds that a process waits for the others, for instance while the first one computes metrics.
     """
 
     strategy: Literal["ddp", "fsdp"] = "ddp"
+    reshard_after_forward: bool = True
     timeout: Positive = 1800.0
 
 

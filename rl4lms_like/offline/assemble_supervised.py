@@ -62,6 +62,7 @@ from rl4lms_like.policies.parity import (
 )
 from rl4lms_like.policies.quantization import require_package
 from rl4lms_like.policies.routing import BalancingLoss
+from rl4lms_like.policies.sharding import process_mesh
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader, decoder_start_token_id
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.policies.vision_reader import VisionTextGenerator
@@ -152,7 +153,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     )
     add_adapters(model, config, dropout=True)
     # The Trainer would do it too late: an average of the weights begins with a copy on their device.
-    nn.Module.to(model, get_device(config.device))
+    nn.Module.to(model, loading_device(config, ranks))
     if config.alg.quantization is not None:
         check_offline_gradients(model, config)
     set_n_threads(config, model)
@@ -235,8 +236,16 @@ class Prepared(NamedTuple):
         dropout_rates: Mapping[str, float] | None = None,
         head: Sequence[str] = (),
     ) -> SupervisedRun:
-        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`."""
+        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`.
+
+        Weights are split here, after the checks of the model, and before an optimizer is made for their parts.
+        """
         objective.ranks = ranks
+        if splits_weights(self.config, ranks):
+            device = get_device(self.config.device)
+            reshards = self.config.distributed.reshard_after_forward
+            objective.split_weights(model, process_mesh(device), reshard_after_forward=reshards)
+            nn.Module.to(model, device)  # the buffers
         return SupervisedRun(
             config=self.config,
             tokenizer=self.encoder.tokenizer,
@@ -286,6 +295,19 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     check_images(config, encoder, samples)
     check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
+
+
+def splits_weights(config: OfflineConfig, ranks: Ranks) -> bool:
+    """Return whether the weights of a run are split over its processes."""
+    return config.distributed.strategy == "fsdp" and ranks.size > 1
+
+
+def loading_device(config: OfflineConfig, ranks: Ranks) -> torch.device:
+    """Return the device of a model before training: main memory if its weights are then split.
+
+    A whole model may not fit on the device of one process.
+    """
+    return torch.device("cpu") if splits_weights(config, ranks) else get_device(config.device)
 
 
 def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:

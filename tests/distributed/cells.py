@@ -271,6 +271,7 @@ SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
 FROM_ONE = "fsdp_ppo"
 """Cell that two processes also resume from the checkpoint of one, and the reverse."""
 
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
 OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("gpt2", {}),
     "supervised_t5": ("t5", {"gradient_accumulation_steps": 2}),
@@ -279,8 +280,46 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "kto_t5": ("t5", {}),
     "supervised_with_experts": ("mixtral", {"gradient_accumulation_steps": 2}),
     "orpo_with_experts": ("mixtral", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
+    "supervised_with_split_adapters": (
+        "gpt2",
+        {
+            "per_device_train_batch_size": 7,
+            "per_device_eval_batch_size": 7,
+            "gradient_checkpointing": True,
+            "max_steps": 10,
+            "eval_steps": 5,
+            **BEST,
+        },
+    ),
+    "supervised_t5_with_split_weights": ("t5", {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, **BEST}),
+    "reward_model_with_split_adapters": ("gpt2", {"gradient_accumulation_steps": 2, **BEST}),
+    "reward_model_t5_with_split_weights": ("t5", {}),
+    "dpo_with_split_weights": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
+    "dpo_with_split_adapters": (
+        "gpt2",
+        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "num_train_epochs": 5},
+    ),
+    "kto_t5_with_split_weights": ("t5", {"per_device_train_batch_size": 11}),
+    "orpo_with_experts_and_split_weights": (
+        "mixtral",
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ),
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
+SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
+    "supervised_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
+    "supervised_t5_with_split_weights": {"distributed.reshard_after_forward": False},
+    "reward_model_with_split_adapters": {
+        "alg.peft": {"target_modules": ["c_attn", "c_proj"]},
+        "alg.merge_on_save": True,
+    },
+    "reward_model_t5_with_split_weights": {},
+    "dpo_with_split_weights": {"alg.args": {"reference_update_iterations": 2, "reference_mixing": 0.5}},
+    "dpo_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
+    "kto_t5_with_split_weights": {},
+    "orpo_with_experts_and_split_weights": {},
+}
+"""Those of them that split the weights over the processes -> further changes of their configs."""
 
 OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
 """Cells that three processes train too; a minibatch there may have fewer episodes than processes."""
@@ -341,13 +380,16 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training_args}
     has_dropout = id == "supervised" and family != "mixtral"
     model = models / (f"{family}_without_dropout" if has_dropout else family)
-    mapping = blocks(id, model, file, kind, num_train_epochs=1, max_steps=4, **given)
+    mapping = blocks(id, model, file, kind, **{"num_train_epochs": 1, "max_steps": 4, **given})
     if id == "supervised":
         mapping["datapool"] = {"id": "tests.offline.supervised.test_trainer:Uneven"}
         del mapping["alg"]["args"]
     elif cell == STATEFUL_OFFLINE:
         mapping["alg"]["args"]["dropout"] = True
-    if id == "dpo":
+    if cell in SPLIT_OFFLINE:
+        changes = {"distributed.strategy": "fsdp", **SPLIT_OFFLINE[cell]}
+        mapping = apply_values(mapping, changes, "the cell")[0]
+    elif id == "dpo":
         mapping["alg"]["args"] |= {"reference_update_iterations": 2, "reference_mixing": 0.5}
         mapping = apply_values(mapping, AVERAGED, "the cell")[0]
     mapping["train_evaluation"]["eval_batch_size"] = 5
