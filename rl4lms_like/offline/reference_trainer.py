@@ -562,7 +562,6 @@ class ResumeState:
         self.folder = folder
         self.state = checkpoints.read_checkpoint(folder)
         numbers = self.state.numbers
-        run.objective.reshard()  # the log-probs of a reference may have been computed with the model
 
         with states.restoring(folder):
             self.trainer_state = TrainerState.load_from_json(str(folder / TRAINER_STATE))
