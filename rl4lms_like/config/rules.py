@@ -99,6 +99,8 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 rate is reported."""
 
 _WHOLE_WEIGHTS = "needs whole weights: set distributed.strategy to ddp"
+_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "sgd", "adagrad", "rmsprop")
+"""Optimizers of the Trainer that can change split weights: those of torch and torchao, one number at a time."""
 
 Issues = Iterator[ConfigIssue]
 Notices = Iterator[Notice]
@@ -529,7 +531,9 @@ def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig |
 
 
 def trainer_with_split_weights(
-    distributed: DistributedConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig
+    distributed: DistributedConfig,
+    alg: SupervisedAlgConfig | PreferenceAlgConfig,
+    train_evaluation: SupervisedEvaluationConfig,
 ) -> Issues:
     """Check that transformers' Trainer can train weights that are split over the processes."""
     if distributed.strategy != "fsdp":
@@ -538,6 +542,22 @@ def trainer_with_split_weights(
         yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
     if alg.quantization is not None:
         yield ConfigIssue("alg.quantization", f"{shown(alg.quantization)} {_WHOLE_WEIGHTS}")
+    if train_evaluation.average is not None:
+        yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
+
+    # Before the split, where a whole model is in main memory only.
+    if isinstance(alg, PreferenceAlgConfig) and "flash" in (alg.attn_implementation or ""):
+        text = "with distributed.strategy: fsdp, log-probs are checked in main memory, where it does not work; use sdpa"
+        yield ConfigIssue("alg.attn_implementation", text)
+    if alg.training_args.get("torch_compile"):
+        yield ConfigIssue("alg.training_args.torch_compile", f"true {_WHOLE_WEIGHTS}")
+    if alg.training_args.get("fp16"):
+        text = "its scale of gradients is not shared by processes with split weights; use bf16, or strategy: ddp"
+        yield ConfigIssue("alg.training_args.fp16", text)
+    optimizer = alg.training_args.get("optim")
+    if optimizer not in (None, *_OPTIMIZERS_OF_PARTS):
+        text = f"{shown(optimizer)} {_WHOLE_WEIGHTS}, or use one of {', '.join(_OPTIMIZERS_OF_PARTS)}"
+        yield ConfigIssue("alg.training_args.optim", text)
 
 
 def metrics_of_texts(

@@ -261,7 +261,7 @@ class TokenizerConfig(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
+class DistributedConfig(Block):
     """The `distributed` block, for runs with several processes, which `torchrun` starts.
 
     Args:
@@ -276,6 +276,10 @@ class DistributedConfig:
     strategy: Literal["ddp", "fsdp"] = "ddp"
     reshard_after_forward: bool = True
     timeout: Positive = 1800.0
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if self.strategy != "fsdp" and not self.reshard_after_forward:
+            yield ConfigIssue("reshard_after_forward", "has no effect without strategy: fsdp; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)

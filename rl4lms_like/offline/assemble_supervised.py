@@ -35,7 +35,7 @@ from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
 from rl4lms_like.engines.arguments import generate_arguments
-from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
+from rl4lms_like.estimates.memory import N_PROCESSES, estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.checked_readers import checked_vision_reader, reads_prompts_in_order
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
@@ -738,6 +738,13 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     lines.append(("peak of evaluations", gibibytes(estimate.rollout)))
     if estimate.loading:
         lines.append(("peak of the loading", gibibytes(estimate.loading)))
+    # Split weights: the number of processes is only known when `torchrun` starts them.
+    if config.distributed.strategy == "fsdp":
+        for n in N_PROCESSES:
+            of_each = estimate_supervised_memory(
+                config, prompt_tokens=n_input, response_tokens=n_response, n_processes=n
+            )
+            lines.append((f"peak of each of {n} processes", gibibytes(of_each.peak)))
     return [*lines, ("memory", estimate.verdict)]
 
 

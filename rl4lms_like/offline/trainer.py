@@ -96,8 +96,8 @@ class SupervisedTrainer:
             self.frozen[LEARNED_TURNS] = "none"
         run.objective.prepare(tracker.run_path, run.examples)
 
-        # The reference may be the model itself, whose split weights are then partly whole. An optimizer, or a state that
-        # is restored, would belong to those whole weights instead of to this process's parts.
+        # The reference may be the model itself, of whose split weights some are then whole. An optimizer, or a restored
+        # state, would belong to the whole weights instead of to this process's parts.
         run.objective.reshard()
 
         resume_state = None

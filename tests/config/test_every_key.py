@@ -31,7 +31,7 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.estimates.memory import MemoryEstimate, estimate_memory, estimate_supervised_memory
 from rl4lms_like.on_policy.replay import with_replay
 from rl4lms_like.policies.arguments import (
     LoraArguments,
@@ -399,6 +399,9 @@ RUN: dict[str, Row | Silent] = {
     ),
     "deterministic": Row(True, see.deterministic),
     "distributed.strategy": Row("fsdp", lambda made: estimate_memory(made.run.config, 2).parts["policy weights"]),
+    "distributed.reshard_after_forward": Row(
+        False, lambda made: estimate_memory(made.run.config, 2).gathered, {"distributed.strategy": "fsdp"}
+    ),
     "distributed.timeout": Row(60.0, see.waits),
     "tiny_model.family": Row(
         "t5",
@@ -681,6 +684,11 @@ _VISION = {
     "datapool": {"id": "shapes", "args": {"n_train": 4, "n_eval": 2}},
 }
 
+
+def memory_of_two_processes(made: Any) -> MemoryEstimate:
+    return estimate_supervised_memory(made.run.config, prompt_tokens=4, response_tokens=4, n_processes=2)
+
+
 SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.examples),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -767,7 +775,10 @@ SUPERVISED: dict[str, Row | Silent] = {
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),
-    "distributed.strategy": Silent("RL runs only"),
+    "distributed.strategy": Row("fsdp", lambda made: memory_of_two_processes(made).parts["model weights"]),
+    "distributed.reshard_after_forward": Row(
+        False, lambda made: memory_of_two_processes(made).gathered, {"distributed.strategy": "fsdp"}
+    ),
     "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
 }

@@ -36,6 +36,7 @@ N_ENVS = 6
 """Divisible by two and by three processes; two processes also divide it in groups of three."""
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
+STATEFUL_SPLIT = "dpo_with_dropout_and_split_weights"
 STATEFUL_FSDP = "stateful_fsdp"
 STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
@@ -46,6 +47,7 @@ CHECKPOINTS = {
     STATEFUL: "iteration_00002",
     STATEFUL_FSDP: "iteration_00001",
     STATEFUL_OFFLINE: "checkpoint-3",
+    STATEFUL_SPLIT: "checkpoint-3",
     DIALOGUES: "iteration_00002",
 }
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
@@ -167,6 +169,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.normalize_advantage": True,
             "alg.args.micro_batch_size": 8,
             "alg.args.ratio_band": [0.8, 1.2],
+            "distributed.reshard_after_forward": False,
             "alg.args.n_epochs": 1,
             "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
             f"{POLICY}.critic_frozen": ["wpe"],
@@ -318,8 +321,12 @@ SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
     "dpo_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
     "kto_t5_with_split_weights": {},
     "orpo_with_experts_and_split_weights": {},
+    STATEFUL_SPLIT: {"alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5}},
 }
-"""Those of them that split the weights over the processes -> further changes of their configs."""
+"""Those of them, and another one, that split the weights over the processes -> further changes of their configs."""
+OF_SPLIT_OFFLINE = tuple(cell for cell in OFFLINE if cell in SPLIT_OFFLINE)
+BEST_LOADED = "supervised_with_split_adapters"
+"""Cell that ends with its best model, and that two processes also resume from the checkpoint of one."""
 
 OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
 """Cells that three processes train too; a minibatch there may have fewer episodes than processes."""
@@ -344,7 +351,7 @@ class Tired(LowTokens):
 
 def config_of(cell: str, models: Path) -> Any:
     """Return the config of a cell; `models` contains the models, and files of preferences and of texts."""
-    if cell in OFFLINE or cell == STATEFUL_OFFLINE:
+    if cell in OFFLINE or cell in (STATEFUL_OFFLINE, STATEFUL_SPLIT):
         return parse_config(offline_blocks(cell, models))
     stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
     further = {
@@ -408,8 +415,9 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         run = assemble_preferences(config, ranks)
     if cell in CELLS or cell in SPLIT_ADAPTERS:
         sample_by_episode(run)
-    if (cell in SPLIT or cell in SPLIT_ADAPTERS) and ranks.size > 1:
-        sizes = [(each.numel(), each.to_local().numel()) for each in run.policy.parameters()]
+    if (cell in SPLIT or cell in SPLIT_ADAPTERS or cell in SPLIT_OFFLINE) and ranks.size > 1:
+        module = run.policy if isinstance(config, RunConfig) else run.model
+        sizes = [(each.numel(), each.to_local().numel()) for each in module.parameters()]
         share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
         (output / f"{cell}.rank{ranks.rank}.share").write_text(str(share))
     data = config.to_dict()
@@ -475,7 +483,8 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
             run_and_resume(cell, CHECKPOINTS[cell], models, output, ranks)
         if n_ranks == 2:
             run_cell(BFLOAT16, models, output, ranks)
-            resume_other(by_one, models, output / "from_one", ranks)
+            resume_other(FROM_ONE, "iteration_00001", by_one, models, output / "from_one", ranks)
+            resume_other(BEST_LOADED, "checkpoint-5", by_one, models, output / "from_one", ranks)
 
 
 def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:
@@ -486,8 +495,7 @@ def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, ou
         run_and_resume(STATEFUL_ADAPTERS, "iteration_00001", models, output, ranks)
 
 
-def resume_other(other: Path, models: Path, output: Path, ranks: Ranks) -> None:
+def resume_other(cell: str, checkpoint: str, other: Path, models: Path, output: Path, ranks: Ranks) -> None:
     """Resume a run of another number of processes, in a copy of its folder."""
-    ranks.from_main(lambda: shutil.copytree(other / "cells" / FROM_ONE, output / "cells" / FROM_ONE))
-    checkpoint = output / "cells" / FROM_ONE / "checkpoints" / "iteration_00001"
-    run_cell(FROM_ONE, models, output, ranks, resume_from=checkpoint)
+    ranks.from_main(lambda: shutil.copytree(other / "cells" / cell, output / "cells" / cell))
+    run_cell(cell, models, output, ranks, resume_from=output / "cells" / cell / "checkpoints" / checkpoint)
