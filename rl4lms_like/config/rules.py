@@ -824,7 +824,7 @@ NOTICES: tuple[Rule, ...] = (
     schedules_without_effect,
     default_learning_rate,
 )
-OFFLINE_NOTICES: tuple[Rule, ...] = (sampling_of_texts,)
+OFFLINE_NOTICES: tuple[Rule, ...] = (split_weights_of_one_process, sampling_of_texts)
 
 
 def learning_rate_notice(config: RunConfig, n_parameters: int) -> Notice | None:

@@ -36,10 +36,10 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                                with adapters only the weights; with `reshard_after_forward: false` whole weights of all
                                blocks of policy and critic
 
-A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout, and which split
-weights are gathered for if evaluations generate. If the logits of a
-whole batch fit into `alg.logits_budget_mb`, they are four float32 buffers [tokens of prompts and references,
-vocabulary]; otherwise two buffers [learned tokens, vocabulary], each at most that budget.
+A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout. Its split weights
+are gathered if evaluations generate. If the logits of a whole batch fit into `alg.logits_budget_mb`, they are four
+float32 buffers [tokens of prompts and references, vocabulary]; otherwise two buffers [learned tokens, vocabulary], each
+at most that budget.
 
 Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
 and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of

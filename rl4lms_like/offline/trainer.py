@@ -383,7 +383,8 @@ class SupervisedTrainer:
         if self.interruption.requests > 1:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
         elif self.run.objective.network is not None and not isinstance(error, KeyboardInterrupt):
-            self.tracker.log_info("progress since the last checkpoint is lost: not all processes have ended together")
+            text = "the current model is not saved: its weights are split, and other processes may have ended elsewhere"
+            self.tracker.log_info(text)
         elif self.step and self.schedule.save_model:
             with self.run.objective.led_by_main():
                 if self.run.ranks.is_main:

@@ -421,9 +421,10 @@ def test_whole_weights_are_kept_after_a_forward_pass_only_if_there_are_split_one
             parse_config({**blocks, "distributed": {"reshard_after_forward": False}})
 
 
-def test_split_weights_in_one_process_are_a_notice(run):
-    config = parse_config({**run, "distributed": {"strategy": "fsdp"}})
-    assert "distributed.strategy" in [notice.path for notice in config.notices]
+def test_split_weights_in_one_process_are_a_notice(run, supervised):
+    for blocks in (run, supervised):
+        config = parse_config({**blocks, "distributed": {"strategy": "fsdp"}})
+        assert "distributed.strategy" in [notice.path for notice in config.notices]
 
 
 @pytest.mark.parametrize("id", ["trpo", "rl4lms_like.algorithms.trpo:TRPO"])

@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
@@ -26,7 +28,9 @@ from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
-from rl4lms_like.policies.sharding import whole
+from rl4lms_like.policies.parity import probe_episodes
+from rl4lms_like.policies.sharding import is_split, process_mesh, whole
+from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.system.ranks import Ranks, process_ranks
 from rl4lms_like.tracking.base import SilentTracker, Tracker
 from tests.builders import LowTokens
@@ -483,8 +487,30 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
             run_and_resume(cell, CHECKPOINTS[cell], models, output, ranks)
         if n_ranks == 2:
             run_cell(BFLOAT16, models, output, ranks)
+            write_whole_blocks(models, output)
             resume_other(FROM_ONE, "iteration_00001", by_one, models, output / "from_one", ranks)
             resume_other(BEST_LOADED, "checkpoint-5", by_one, models, output / "from_one", ranks)
+
+
+def write_whole_blocks(models: Path, output: Path) -> None:
+    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once."""
+    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    reader = CausalReader(model)
+    probe = probe_episodes(model.config.vocab_size, reader.prompt_side)
+    reader.split_weights(process_mesh("cpu"), reshard_after_forward=False)
+
+    def n_whole() -> int:
+        return sum(not is_split(weight) for weight in model.transformer.h.parameters())
+
+    with torch.no_grad():
+        reader.states(probe)
+    after_no_grad = n_whole()
+    states = reader.states(probe)
+    after_forward = n_whole()
+    states.sum().backward()
+    n_weights = len(list(model.transformer.h.parameters()))
+    whole_blocks = {"no_grad": after_no_grad, "forward": after_forward, "backward": n_whole(), "all": n_weights}
+    (output / "whole_blocks.json").write_text(json.dumps(whole_blocks))
 
 
 def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:

@@ -182,6 +182,12 @@ def test_a_run_is_resumed_with_another_strategy(cell, checkpoint, models, by_one
         assert_close(load_file(folder / f"{cell}.rank0.safetensors"), alone)
 
 
+def test_whole_blocks_are_kept_for_the_backward_pass_and_freed_by_it(by_several):
+    n_whole = json.loads((by_several[2] / "whole_blocks.json").read_text())
+    assert n_whole == {"no_grad": 0, "forward": n_whole["all"], "backward": 0, "all": n_whole["all"]}
+    assert n_whole["all"]
+
+
 def test_small_steps_in_bfloat16_change_the_split_weights(models, by_several):
     """They have relative sizes of about 1e-6, so that weights stored in bfloat16 would stay the same."""
     before = load_file(models / "gpt2" / "model.safetensors")
