@@ -304,7 +304,7 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo_with_split_weights": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
     "dpo_with_split_adapters": (
         "gpt2",
-        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "num_train_epochs": 5},
+        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "eval_steps": 10},
     ),
     "kto_t5_with_split_weights": ("t5", {"per_device_train_batch_size": 11}),
     "orpo_with_experts_and_split_weights": (
@@ -419,7 +419,7 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         run = assemble_preferences(config, ranks)
     if cell in CELLS or cell in SPLIT_ADAPTERS:
         sample_by_episode(run)
-    if (cell in SPLIT or cell in SPLIT_ADAPTERS or cell in SPLIT_OFFLINE) and ranks.size > 1:
+    if cell in (*SPLIT, *SPLIT_ADAPTERS, *OF_SPLIT_OFFLINE) and ranks.size > 1:
         module = run.policy if isinstance(config, RunConfig) else run.model
         sizes = [(each.numel(), each.to_local().numel()) for each in module.parameters()]
         share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
