@@ -80,12 +80,13 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Tiny models: `gpt2` with dropout and two blocks, another one, a T5, tokenizers."""
+    """Tiny models: `gpt2` with dropout and two blocks, another one, one with three blocks, a T5, tokenizers."""
     base = tmp_path_factory.mktemp("models")
     tokenizer, other = models.make_tokenizer(), models.make_tokenizer(["a b c", "film films"])
     shape = {"hidden_size": 16, "n_heads": 2, "scale": 5.0}
     models.save_model(base / "gpt2", models.make_causal_lm("gpt2", tokenizer, **shape), tokenizer)
     models.save_model(base / "gpt2_other", models.make_causal_lm("gpt2", tokenizer, seed=1, **shape), tokenizer)
+    models.save_model(base / "gpt2_deep", models.make_causal_lm("gpt2", tokenizer, n_layers=3, **shape), tokenizer)
     models.save_model(
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
@@ -777,7 +778,9 @@ SUPERVISED: dict[str, Row | Silent] = {
     "deterministic": Row(True, see.deterministic),
     "distributed.strategy": Row("fsdp", lambda made: memory_of_two_processes(made).parts["model weights"]),
     "distributed.reshard_after_forward": Row(
-        False, lambda made: memory_of_two_processes(made).gathered, {"distributed.strategy": "fsdp"}
+        False,
+        lambda made: memory_of_two_processes(made).gathered,
+        {"distributed.strategy": "fsdp", "alg.model_name": f"{FOLDERS}/gpt2_deep"},
     ),
     "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
