@@ -173,6 +173,7 @@ class ReferenceTrainer(Trainer):
         if self.accelerator.sync_gradients:
             if self.objective.network is None:
                 self.ranks.sum_gradients(model.parameters())
+            self.objective.reshard()
             self.objective.end_step()
             self._require_finite_loss()
         return loss
