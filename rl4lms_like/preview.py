@@ -26,7 +26,7 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.estimates.budget import plan_batches
-from rl4lms_like.estimates.memory import estimate_memory, gibibytes
+from rl4lms_like.estimates.memory import N_PROCESSES, estimate_memory, gibibytes
 from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
@@ -53,8 +53,6 @@ from rl4lms_like.training.inputs import (
 LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
 """Split -> samples; None if the data are not on this machine."""
 
-N_PROCESSES = (2, 4, 8)
-"""Numbers of processes for which `check` estimates the memory of each, if they split the weights."""
 NOT_LOCAL = "not checked: the data pool may read from a network"
 
 

@@ -100,6 +100,8 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 rate is reported."""
 
 _WHOLE_WEIGHTS = "needs whole weights: set distributed.strategy to ddp"
+_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "sgd", "adagrad", "rmsprop")
+"""Optimizers of the Trainer that can change split weights: those of torch and torchao, one number at a time."""
 
 Issues = Iterator[ConfigIssue]
 Notices = Iterator[Notice]
@@ -540,11 +542,34 @@ def prompts_and_responses(tokenizer: TokenizerConfig, alg: SupervisedAlgConfig |
         yield ConfigIssue("tokenizer.max_length", text)
 
 
-def no_split_weights(distributed: DistributedConfig, alg: SupervisedAlgConfig | PreferenceAlgConfig) -> Issues:
-    """Check that transformers' Trainer has whole weights."""
-    if distributed.strategy == "fsdp":
-        kind = "preference" if isinstance(alg, PreferenceAlgConfig) else "supervised"
-        yield ConfigIssue("distributed.strategy", f"fsdp is only for RL runs, not for {kind} ones; use ddp")
+def trainer_with_split_weights(
+    distributed: DistributedConfig,
+    alg: SupervisedAlgConfig | PreferenceAlgConfig,
+    train_evaluation: SupervisedEvaluationConfig,
+) -> Issues:
+    """Check that transformers' Trainer can train weights that are split over the processes."""
+    if distributed.strategy != "fsdp":
+        return
+    if alg.reads_pictures:
+        yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
+    if alg.quantization is not None:
+        yield ConfigIssue("alg.quantization", f"{shown(alg.quantization)} {_WHOLE_WEIGHTS}")
+    if train_evaluation.average is not None:
+        yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
+
+    # Before the split, where a whole model is in main memory only.
+    if isinstance(alg, PreferenceAlgConfig) and "flash" in (alg.attn_implementation or ""):
+        text = "with distributed.strategy: fsdp, log-probs are checked in main memory, where it does not work; use sdpa"
+        yield ConfigIssue("alg.attn_implementation", text)
+    if alg.training_args.get("torch_compile"):
+        yield ConfigIssue("alg.training_args.torch_compile", f"true {_WHOLE_WEIGHTS}")
+    if alg.training_args.get("fp16"):
+        text = "its scale of gradients is not shared by processes with split weights; use bf16, or strategy: ddp"
+        yield ConfigIssue("alg.training_args.fp16", text)
+    optimizer = alg.training_args.get("optim")
+    if optimizer not in (None, *_OPTIMIZERS_OF_PARTS):
+        text = f"{shown(optimizer)} {_WHOLE_WEIGHTS}, or use one of {', '.join(_OPTIMIZERS_OF_PARTS)}"
+        yield ConfigIssue("alg.training_args.optim", text)
 
 
 def metrics_of_texts(
@@ -593,7 +618,7 @@ OFFLINE: tuple[Rule, ...] = (
     model_of_texts,
     images_in_prompts,
     prompts_and_responses,
-    no_split_weights,
+    trainer_with_split_weights,
     metrics_of_texts,
 )
 
@@ -812,7 +837,7 @@ NOTICES: tuple[Rule, ...] = (
     schedules_without_effect,
     default_learning_rate,
 )
-OFFLINE_NOTICES: tuple[Rule, ...] = (sampling_of_texts,)
+OFFLINE_NOTICES: tuple[Rule, ...] = (split_weights_of_one_process, sampling_of_texts)
 
 
 def learning_rate_notice(config: RunConfig, n_parameters: int) -> Notice | None:

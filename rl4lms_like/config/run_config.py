@@ -261,17 +261,25 @@ class TokenizerConfig(Block):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedConfig:
+class DistributedConfig(Block):
     """The `distributed` block, for runs with several processes, which `torchrun` starts.
 
     Args:
         strategy: `ddp`: each process has all weights. `fsdp`: weights, gradients and moments are split over the
-            processes (RL runs only).
+            processes.
+        reshard_after_forward: with `fsdp`: free the whole weights of a transformer block after its forward pass, and
+            gather them again for its backward pass. False: keep them until then, which communicates less and needs
+            more memory (ZeRO-2).
         timeout: seconds that a process waits for the others, for instance while the first one computes metrics.
     """
 
     strategy: Literal["ddp", "fsdp"] = "ddp"
+    reshard_after_forward: bool = True
     timeout: Positive = 1800.0
+
+    def issues(self) -> Iterator[ConfigIssue]:
+        if self.strategy != "fsdp" and not self.reshard_after_forward:
+            yield ConfigIssue("reshard_after_forward", "has no effect without strategy: fsdp; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)

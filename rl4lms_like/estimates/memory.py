@@ -33,13 +33,14 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    processes, those of each network apart, since the parts of a base are not shared
                              + the policy's whole weights in the rollout (they are gathered to generate)
                              + in the update whole weights and gradients of three blocks and of all that is in no block,
-                               with adapters only the weights
+                               with adapters only the weights; with `reshard_after_forward: false` whole weights of all
+                               blocks of policy and critic
 
-A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout. If the logits of a
-whole batch fit into `alg.logits_budget_mb`, they are four float32 buffers [tokens of prompts and references,
-vocabulary]; otherwise two buffers [learned tokens, vocabulary], each at most that budget. With `packing`, activations
-and whole logits are those of the packed rows of the longest examples that were encoded; in a run of RL, responses of
-full length have nothing to pack.
+A supervised run (`estimate_supervised_memory`) has one network, which is trained with its dropout. Its split weights
+are gathered if evaluations generate. If the logits of a whole batch fit into `alg.logits_budget_mb`, they are four
+float32 buffers [tokens of prompts and references, vocabulary]; otherwise two buffers [learned tokens, vocabulary], each
+at most that budget. With `packing`, activations and whole logits are those of the packed rows of the longest examples
+that were encoded; in a run of RL, responses of full length have nothing to pack.
 
 Not counted: the data set, reward and metric models. The verdict has two numbers: the peak for responses of full length,
 and the larger one of this and of the peak for the shortest responses, with the largest measured excess. A rollout of
@@ -108,6 +109,9 @@ FREED_BY_ADAPTERS = {"float32": 0.8, "bfloat16": 0.5}
 STARTED = 30 * 2**20
 """Bytes of a process that exist after its first passes only: code of kernels, threads (measured with a tiny model)."""
 
+
+N_PROCESSES = (2, 4, 8)
+"""Numbers of processes for which `check` estimates the memory of each, if they split the weights."""
 
 TRAINER_BYTES = 80 * 2**20
 """Main memory of the libraries that transformers' Trainer needs, which are not loaded by `check`."""
@@ -200,7 +204,7 @@ class SupervisedMemoryEstimate(MemoryEstimate):
     @property
     def rollout(self) -> int:
         """Peak of the evaluations, bytes: of generation. The gradients of the last step are freed by then."""
-        return self._always + self.parts["KV cache"]
+        return self._always + self.parts["KV cache"] + self.parts.get("gathered policy", 0)
 
     @property
     def advice(self) -> str:
@@ -258,7 +262,12 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     loaded = [policy, *others]
     gathered = 0
     if is_split:
-        gathered = _gathered(policy, critic.network, has_reference=reference_bytes > 0)
+        gathered = _gathered(
+            policy,
+            critic.network,
+            has_reference=reference_bytes > 0,
+            reshards=config.distributed.reshard_after_forward,
+        )
     always = {
         "process": _process() + STARTED if device == "cpu" else 0,
         "policy weights": policy.size // n_parts,
@@ -334,14 +343,17 @@ def estimate_supervised_memory(
     prompt_tokens: int,
     response_tokens: int,
     packed: tuple[int, int] | None = None,
+    n_processes: int = 1,
 ) -> SupervisedMemoryEstimate:
-    """Estimate the peak memory of a supervised run, for examples of one length.
+    """Estimate the peak memory of a supervised run, for examples of one length; with several processes, that of each.
 
     Args:
         config: of the run.
         prompt_tokens: of the longest prompt.
         response_tokens: of the longest reference, with its end.
-        packed: numbers of rows and of columns of the batch of the longest examples with `packing`; None: padded rows.
+        packed: numbers of rows and of columns of the batch of the longest examples with `packing`, of one process;
+            None: padded rows.
+        n_processes: number of processes, which divide each batch.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -361,7 +373,7 @@ def estimate_supervised_memory(
     device, available = _device(config)
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
-    batch_size = int(training.get("per_device_train_batch_size") or 8)
+    batch_size = math.ceil(int(training.get("per_device_train_batch_size") or 8) / n_processes)
     n_rows, width = packed or (batch_size, prompt_tokens + response_tokens)
     plan = BatchPlan(
         is_in_episodes=True,
@@ -369,7 +381,7 @@ def estimate_supervised_memory(
         response_tokens=response_tokens,
         actions=response_tokens,
         prompt_tokens=width - response_tokens,
-        prompts_per_batch=config.train_evaluation.eval_batch_size,
+        prompts_per_batch=math.ceil(config.train_evaluation.eval_batch_size / n_processes),
         group_size=1,
         generation_batches=1,
         episodes=n_rows,
@@ -385,6 +397,9 @@ def estimate_supervised_memory(
     max_new_tokens = int(kwargs.get("max_new_tokens") or kwargs.get("max_length") or DEFAULT_LENGTH)
     generation = replace(plan, prompt_tokens=prompt_tokens, response_tokens=max_new_tokens)
 
+    generates = config.train_evaluation.generate
+    n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
+
     # A causal model has whole logits of its prompts, too: its output, the copy without the last token, their
     # log-softmax, and a gradient. Where they exceed the budget: probabilities and logits, of the learned tokens.
     vocab_size = int(model.config.vocab_size)
@@ -396,21 +411,25 @@ def estimate_supervised_memory(
         logits = 2 * min(learned, int(budget_mb * 2**20))
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
-        "model weights": model.size,
+        "model weights": model.size // n_parts,
         "dequantized weight": model.largest_dequantized,
         "averaged weights": FLOAT * _n_averages(config) * model.trained,
-        "optimizer state": 2 * FLOAT * model.trained,
-        "gradients": FLOAT * model.trained,
+        "optimizer state": 2 * FLOAT * model.trained // n_parts,
+        "gradients": FLOAT * model.trained // n_parts,
         "activations": model.activations(plan),
         "logits": logits,
-        "KV cache": model.cache(generation) if config.train_evaluation.generate else 0,
+        "KV cache": model.cache(generation) if generates else 0,
+        "gathered policy": model.size if generates and n_parts > 1 else 0,
     }
+    gathered = 0
+    if n_parts > 1:
+        gathered = _gathered(model, None, has_reference=False, reshards=config.distributed.reshard_after_forward)
 
     # With several passes per step, all gradients exist during the later ones.
     is_single_pass = int(training.get("gradient_accumulation_steps") or 1) == 1
     gradients = sizes["gradients"]
     if is_single_pass and config.alg.peft is None and not known["gradient_checkpointing"]:
-        gradients = FLOAT * model.output_layer
+        gradients = FLOAT * model.output_layer // n_parts
     freed_by_adapters = 0
     if device == "cpu" and config.alg.peft is not None:
         freed_by_adapters = int(FREED_BY_ADAPTERS[known["dtype"]] * sizes["activations"])
@@ -420,6 +439,7 @@ def estimate_supervised_memory(
         gradients,
         device,
         available,
+        gathered=gathered,
         freed_by_adapters=freed_by_adapters,
         loading=_loading([model], sizes["process"]) if device == "cpu" else 0,
         n_parameters=model.parameters,
@@ -518,14 +538,25 @@ def _of_fisher_products(policy: NetworkShapes, plan: BatchPlan) -> dict[str, int
     return {"activations": 3 * eager.activations(batch), "logits": 2 * eager.logits(batch)}
 
 
-def _gathered(policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool) -> int:
-    """Return the bytes of split weights and gradients that are whole at once in the update."""
+def _gathered(
+    policy: NetworkShapes, critic: NetworkShapes | None, *, has_reference: bool, reshards: bool = True
+) -> int:
+    """Return the bytes of split weights and gradients that are whole at once in the update.
+
+    Args:
+        policy: the model that is trained.
+        critic: its own network; None if there is none.
+        has_reference: the reference makes passes in the update.
+        reshards: `distributed.reshard_after_forward`.
+    """
     # Blocks are gathered one after the other, the next one before the last one is freed; the rest stays whole. In
     # networks that are trained, gradients are added, of a block and of the rest. Those of adapters are small.
     n_gradients = 1 if policy.arguments.peft is None else 0
-    size = (2 + n_gradients) * policy.largest_block + (1 + n_gradients) * policy.outside_blocks
+    size = n_gradients * policy.largest_block + (1 + n_gradients) * policy.outside_blocks
+    size += 2 * policy.largest_block if reshards else policy.size - policy.outside_blocks
     if critic is not None:
         size += (1 + n_gradients) * critic.outside_blocks
+        size += 0 if reshards else critic.size - critic.outside_blocks
     if has_reference:
         size += policy.outside_blocks
     return size

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from stable_baselines3.common.utils import get_device
 from torch import nn
 from transformers import AutoModelForImageTextToText, PretrainedConfig, PreTrainedModel
 
@@ -35,6 +34,7 @@ from rl4lms_like.offline.assemble_supervised import (
     image_lines,
     language_model_class,
     load_encoder,
+    loading_device,
     prepare,
     reward_model_class,
     schedule_of,
@@ -100,7 +100,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     # The head of a reward model is not part of the adapters: PEFT freezes it with the rest, and it is trained whole.
     model, dropout_rates = _load(config, prepared.model_config, arguments)
     head = () if has_language_model else head_modules(model)
-    nn.Module.to(model, get_device(config.device)).eval()
+    nn.Module.to(model, loading_device(config, ranks)).eval()
     add_adapters(model, config, dropout=bool(arguments.dropout))
     for name in head:
         model.get_submodule(name).requires_grad_(True)

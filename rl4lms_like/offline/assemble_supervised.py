@@ -6,6 +6,7 @@ SupervisedConfig ─ training arguments ─ metrics ─ tokenizer ─ samples �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,7 +37,7 @@ from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
 from rl4lms_like.engines.arguments import generate_arguments
-from rl4lms_like.estimates.memory import estimate_supervised_memory, gibibytes
+from rl4lms_like.estimates.memory import N_PROCESSES, estimate_supervised_memory, gibibytes
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.checked_readers import checked_vision_reader, reads_prompts_in_order
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
@@ -65,6 +66,7 @@ from rl4lms_like.policies.parity import (
 )
 from rl4lms_like.policies.quantization import require_package
 from rl4lms_like.policies.routing import BalancingLoss
+from rl4lms_like.policies.sharding import process_mesh
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader, decoder_start_token_id
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.policies.vision_reader import VisionTextGenerator
@@ -155,7 +157,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     )
     add_adapters(model, config, dropout=True)
     # The Trainer would do it too late: an average of the weights begins with a copy on their device.
-    nn.Module.to(model, get_device(config.device))
+    nn.Module.to(model, loading_device(config, ranks))
     if config.alg.quantization is not None:
         check_offline_gradients(model, config)
     set_n_threads(config, model)
@@ -239,8 +241,16 @@ class Prepared(NamedTuple):
         dropout_rates: Mapping[str, float] | None = None,
         head: Sequence[str] = (),
     ) -> SupervisedRun:
-        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`."""
+        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`.
+
+        Weights are split here, after the checks of the model, and before an optimizer is made for their parts.
+        """
         objective.ranks = ranks
+        if splits_weights(self.config, ranks):
+            device = get_device(self.config.device)
+            reshards = self.config.distributed.reshard_after_forward
+            objective.split_weights(model, process_mesh(device), reshard_after_forward=reshards)
+            nn.Module.to(model, device)  # the buffers
         return SupervisedRun(
             config=self.config,
             tokenizer=self.encoder.tokenizer,
@@ -290,6 +300,19 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
     check_images(config, encoder, samples)
     check_texts(config, encoder, model_config, samples)
     return Prepared(config, components, model_config, eos_token_ids, encoder=encoder, samples=samples)
+
+
+def splits_weights(config: OfflineConfig, ranks: Ranks) -> bool:
+    """Return whether the weights of a run are split over its processes."""
+    return config.distributed.strategy == "fsdp" and ranks.size > 1
+
+
+def loading_device(config: OfflineConfig, ranks: Ranks) -> torch.device:
+    """Return the device of a model before training: main memory if its weights are then split.
+
+    A whole model may not fit on the device of one process.
+    """
+    return torch.device("cpu") if splits_weights(config, ranks) else get_device(config.device)
 
 
 def language_model_class(config: OfflineConfig, model_config: PretrainedConfig) -> Any:
@@ -738,14 +761,25 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     lines.append(("peak of evaluations", gibibytes(estimate.rollout)))
     if estimate.loading:
         lines.append(("peak of the loading", gibibytes(estimate.loading)))
+    # Split weights: the number of processes is only known when `torchrun` starts them.
+    if config.distributed.strategy == "fsdp":
+        for n in N_PROCESSES:
+            of_each = estimate_supervised_memory(
+                config,
+                prompt_tokens=n_input,
+                response_tokens=n_response,
+                packed=packed_shape(config, encoded, n),
+                n_processes=n,
+            )
+            lines.append((f"peak of each of {n} processes", gibibytes(of_each.peak)))
     return [*lines, ("memory", estimate.verdict)]
 
 
-def packed_shape(config: SupervisedConfig, encoded: Examples) -> tuple[int, int] | None:
-    """Return the numbers of packed rows and of their columns of the batch of the longest examples; None if padded."""
+def packed_shape(config: SupervisedConfig, encoded: Examples, n_processes: int = 1) -> tuple[int, int] | None:
+    """Return the numbers of packed rows and of their columns of a process's longest examples; None if padded."""
     if config.alg.packing is None:
         return None
-    batch_size = int(config.alg.training_args.get("per_device_train_batch_size") or 8)
+    batch_size = math.ceil(int(config.alg.training_args.get("per_device_train_batch_size") or 8) / n_processes)
     lengths = sorted((len(row["input_ids"]) for row in encoded.rows), reverse=True)[:batch_size]
     model_config = load_model_config(config.alg.model_name, local_files_only=True)
     packing = RowPacking(

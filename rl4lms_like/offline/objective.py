@@ -12,25 +12,31 @@ The balancing loss of a mixture of experts (`policies.routing`) is added to both
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel
 
 from rl4lms_like.core.devices import to_device
 from rl4lms_like.core.packed_rows import RowPacking
 from rl4lms_like.core.token_scores import token_scores
 from rl4lms_like.policies.head_inputs import without_logits
 from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
+from rl4lms_like.policies.sharding import ShardedNetwork, led_by_main, taking_own_parts
 from rl4lms_like.policies.teacher_forcing import current_head
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Batch = Mapping[str, Tensor]
 """Tensors of some examples, by name."""
@@ -48,26 +54,82 @@ class TrainingObjective(ABC):
         measures_loss: `measure` returns the loss, `<name>/loss`; otherwise it is computed from the batches of `val`.
         ranks: the processes that share each batch.
         balancing: loss that balances the use of a model's experts; None if the model has none, or this objective.
+        network: the trained model's weights if they are split over the processes.
     """
 
     name: ClassVar[str]
     measures_loss: ClassVar[bool] = False
     ranks: Ranks = Ranks()
     balancing: BalancingLoss | None = None
+    network: ShardedNetwork | None = None
+
+    # --- several processes ------------------------------------------------------------------------------------------
+
+    def own_passes(self, batches: Iterable[Batch]) -> Iterator[tuple[dict[str, Tensor], bool]]:
+        """Yield the rows of each batch that this process computes, and whether they count.
+
+        A process without rows makes no pass. With split weights, which need all processes for each pass, it makes one
+        over the first row of the batch, which does not count.
+        """
+        for batch in batches:
+            own_rows = self.own_rows(batch)
+            if self.n_rows(own_rows):
+                yield own_rows, True
+            elif self.network is not None:
+                yield self._selected(batch, range(1)), False
 
     def own_rows(self, batch: Batch) -> dict[str, Tensor]:
         """Return the rows of a batch that this process computes; there may be none."""
         if self.ranks.size == 1:
             return dict(batch)
+        return self._selected(batch, self.ranks.share([1] * self.n_rows(batch)))
+
+    def _selected(self, batch: Batch, rows: range) -> dict[str, Tensor]:
+        """Return some rows of a batch."""
         n = self.n_rows(batch)
-        rows = torch.tensor(self.ranks.share([1] * n), dtype=torch.long)
+        positions = torch.tensor(rows, dtype=torch.long)
 
         # Several rows of a tensor may belong to one row of the batch: the first ones of all rows, then the second ones.
         selected = {}
         for name, tensor in batch.items():
             blocks = tensor.split(n)  # [n, ...] each
-            selected[name] = torch.cat([block[rows] for block in blocks])
+            selected[name] = torch.cat([block[positions] for block in blocks])
         return selected
+
+    @abstractmethod
+    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+        """Split the weights of the trained model, and of others, over all processes; see `ShardedNetwork`."""
+
+    @property
+    def networks(self) -> list[ShardedNetwork]:
+        """The networks whose weights are split, the trained one first."""
+        return [] if self.network is None else [self.network]
+
+    def reshard(self) -> None:
+        """Free split weights that are whole since the last pass; required before they are read or changed."""
+        for network in self.networks:
+            network.reshard()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Keep the split weights of the trained model whole within the block; see `ShardedNetwork.gathered`."""
+        return nullcontext() if self.network is None else self.network.gathered()
+
+    def led_by_main(self, optimizer: torch.optim.Optimizer | None = None) -> AbstractContextManager[None]:
+        """Let the main process read and save split weights within the block; see `sharding.led_by_main`.
+
+        Args:
+            optimizer: its moments can be read, too.
+        """
+        if self.network is None:
+            return nullcontext()
+        self.reshard()
+        return led_by_main([network.model for network in self.networks], optimizer)
+
+    def loading(self) -> AbstractContextManager[None]:
+        """Let split weights take their parts of whole ones within the block; see `sharding.taking_own_parts`."""
+        return nullcontext() if self.network is None else taking_own_parts(self.network.model)
+
+    # --- batches and losses -----------------------------------------------------------------------------------------
 
     @abstractmethod
     def n_rows(self, batch: Batch) -> int:
@@ -84,6 +146,10 @@ class TrainingObjective(ABC):
     @abstractmethod
     def loss(self, model: Any, batch: Batch, n_items: Any = None) -> Tensor:
         """Compute the loss of a micro-batch: a sum, divided by `n_items`, or by the items of the batch."""
+
+    def loss_without_weight(self, model: Any, batch: Batch) -> Tensor:
+        """Return a loss of 0 from a pass over a batch that does not count; nothing of it is logged."""
+        return 0.0 * self.loss(model, batch, 1)
 
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         """Return the number of items of an optimizer step; called with all of its micro-batches before the first one.
@@ -107,10 +173,10 @@ class TrainingObjective(ABC):
         was_training = model.training
         model.eval()
         with torch.no_grad():
-            for batch in batches:
-                own_batch = self.own_rows(batch)
-                if self.n_rows(own_batch):
-                    passes.append(self.routing(model, own_batch))
+            for own_batch, counts in self.own_passes(batches):
+                routing = self.routing(model, own_batch)
+                if counts:
+                    passes.append(routing)
         model.train(was_training)
         self.balancing.begin_step(chain.from_iterable(self.ranks.gather(passes)))
 
@@ -160,6 +226,13 @@ class TokenObjective(TrainingObjective):
     name = "supervised"
     _balancing_sum = 0.0  # of the optimizer steps since the last log
     _n_steps = 0
+
+    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+        self.network = ShardedNetwork(model, mesh, reshard_after_forward=reshard_after_forward)
+
+        # The methods that call the model become forward passes of torch: its hooks gather the weights.
+        for name in ("loss", "routing"):
+            setattr(self, name, partial(self.network.call, getattr(self, name)))
 
     def n_rows(self, batch: Batch) -> int:
         return len(batch["labels"])

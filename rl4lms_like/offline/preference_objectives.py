@@ -14,18 +14,21 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rl4lms_like.algorithms import preference_arguments as arguments
 from rl4lms_like.algorithms.preference_arguments import LENGTH_CORRELATION, LOG_ODDS_RATIO, LOSS, REFERENCE_POINT
@@ -47,6 +50,7 @@ from rl4lms_like.offline.objective import BALANCING_LOSS, Batch, TrainingObjecti
 from rl4lms_like.offline.pairs import Pairs, Row, token_ids
 from rl4lms_like.offline.preference_alerts import History
 from rl4lms_like.policies.routing import BalancingLoss, Routing
+from rl4lms_like.policies.sharding import ShardedNetwork
 from rl4lms_like.policies.teacher_forcing import EpisodeReader
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError, ModelError
@@ -55,6 +59,9 @@ from rl4lms_like.system.regular_files import require_regular_file
 from rl4lms_like.system.schema import checked_block
 from rl4lms_like.training.alert import Alert
 from rl4lms_like.training.resuming.states import weights_digest
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 REFERENCE_FILE = "reference_log_probs.safetensors"
 """File in the run folder with the log-probs of all responses under the reference model."""
@@ -121,6 +128,11 @@ class PreferenceObjective(TrainingObjective):
             lengths: `[n, 2]`, numbers of tokens of prompt and response.
         """
         return {}
+
+    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+        # A prompt that is computed once is a pass of its own, which the other processes may not need.
+        self.reader.shares_prompts = False
+        self.network = self.reader.split_weights(mesh, reshard_after_forward=reshard_after_forward)
 
     # --- batches ----------------------------------------------------------------------------------------------------
 
@@ -219,6 +231,12 @@ class PreferenceObjective(TrainingObjective):
             loss = loss + self.balancing.part(record.routing)
         return loss
 
+    def loss_without_weight(self, model: Any, batch: Batch) -> Tensor:
+        sums = self._sums_of_step
+        loss = super().loss_without_weight(model, batch)
+        self._sums_of_step = sums
+        return loss
+
     def routing(self, model: Any, batch: Batch) -> Routing:
         with self.reader.recorded_routing() as record:
             self._scored(batch)
@@ -253,11 +271,10 @@ class PreferenceObjective(TrainingObjective):
         with blame_memory_errors_on("evaluation"):
             # As an optimizer step with all rows of the split: kto's z0 is a mean over them.
             self.begin_step(batches, None)
-            for batch in batches:
-                own_batch = self.own_rows(batch)
-                if not self.n_rows(own_batch):
-                    continue
+            for own_batch, counts in self.own_passes(batches):
                 scores, on_device = self._scored(own_batch)
+                if not counts:
+                    continue
                 losses, logged = self.terms(scores, on_device)
                 sums = added(sums, sums_of({LOSS: losses, **logged}))
                 lengths = self.lengths(own_batch) + prompt_lengths(own_batch)
@@ -364,6 +381,12 @@ class RewardModel(PreferenceObjective):
     head: nn.Linear | None = None
     """Layer that computes the reward from the hidden state after the last token; None: the model's own forward."""
 
+    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+        super().split_weights(model, mesh, reshard_after_forward=reshard_after_forward)
+        if self.head is None:  # the model is called directly, not by its reader
+            assert self.network is not None
+            setattr(self, "scores", partial(self.network.call, self.scores))  # noqa: B010  (mypy refuses `self.scores =`)
+
     def scores(self, batch: Batch) -> Tensor:
         # A seq2seq classifier has more than a linear layer, so its own forward is used. Rows for it have empty prompts:
         # the response is the whole text, and a common beginning is not shared.
@@ -417,6 +440,22 @@ class ReferenceObjective(ResponseObjective):
     arguments: arguments.ReferenceArguments
     reference: EpisodeReader | None = None
     """Scores episodes with the reference; None: with the trained model, before it is trained."""
+
+    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
+        # A copy of the model can be made before it is split only.
+        if self._follows_model:
+            self._keep_reference()
+        if self.reference is not None:
+            self.reference.shares_prompts = False
+            self.reference.split_weights(mesh)
+        super().split_weights(model, mesh, reshard_after_forward=reshard_after_forward)
+
+    @property
+    def networks(self) -> list[ShardedNetwork]:
+        networks = super().networks
+        if self.reference is not None and self.reference.network is not None:
+            networks.append(self.reference.network)
+        return networks
 
     def prepare(self, folder: Path, examples: Mapping[str, Pairs]) -> None:
         if self._follows_model:
@@ -480,10 +519,11 @@ class ReferenceObjective(ResponseObjective):
         n = self.n_rows(batch)
         log_probs = torch.zeros(n, 2)
         own_rows = self.ranks.share([1] * n)
-        if len(own_rows):
+        for own_batch, counts in self.own_passes([batch]):
             with self.autocast(), blame_memory_errors_on("scoring"):
-                of_responses = self.log_probs(self.reference, self.episodes(self.own_rows(batch)))
-            log_probs[own_rows.start : own_rows.stop] = in_columns(of_responses).float().cpu()
+                of_responses = self.log_probs(self.reference, self.episodes(own_batch))
+            if counts:
+                log_probs[own_rows.start : own_rows.stop] = in_columns(of_responses).float().cpu()
         return log_probs
 
     @torch.no_grad()
@@ -493,6 +533,7 @@ class ReferenceObjective(ResponseObjective):
             return
         # reference <- mixing * model + (1 - mixing) * reference
         assert self.reference is not None
+        self.reshard()
         weights = zip(self.reference.model.parameters(), self.reader.model.parameters(), strict=True)
         for of_reference, of_model in weights:
             of_reference.lerp_(of_model, self.arguments.reference_mixing)
@@ -512,13 +553,23 @@ class ReferenceObjective(ResponseObjective):
         def of_this_process() -> Tensor:
             log_probs = [torch.zeros(0, 2)]
             own_rows = self.ranks.share([1] * len(rows))
-            for batch in self._batches(rows[own_rows.start : own_rows.stop]):
+            batches = list(self._batches(rows[own_rows.start : own_rows.stop]))
+            n_passes = self._n_passes(len(rows)) if reader.network is not None else len(batches)
+            for batch in batches + [self.collate(rows[:1])] * (n_passes - len(batches)):
                 with self.autocast(), blame_memory_errors_on("scoring"):
                     of_batch = self.log_probs(reader, self.episodes(batch))  # [2 n]
                 log_probs.append(in_columns(of_batch).float().cpu())
-            return torch.cat(log_probs)
+            return torch.cat(log_probs)[: len(own_rows)]
 
+        # A failure in one process: with split weights, the others wait for it in a pass, not in an exchange of results.
+        if reader.network is not None:
+            return torch.cat(self.ranks.gather(of_this_process()))
         return torch.cat(self.ranks.gather_from(of_this_process))
+
+    def _n_passes(self, n_rows: int) -> int:
+        """Return the largest number of passes of a process over its share of some rows."""
+        shares = [len(self.ranks.share([1] * n_rows, rank)) for rank in range(self.ranks.size)]
+        return math.ceil(max(shares) / self.eval_batch_size)
 
 
 class DPO(ReferenceObjective):
@@ -593,12 +644,11 @@ class KTO(ReferenceObjective):
         # the step. A constant: no gradient flows through it, and dropout must not change it.
         set_mode(self.reader.model, False)
         log_ratios = []
-        for batch in batches:
-            own_batch = self.own_rows(batch)
-            if not self.n_rows(own_batch):
-                continue
+        for own_batch, counts in self.own_passes(batches):
             with self.autocast():
                 log_prob = self.log_probs(self.reader, self.episodes(own_batch, 1))
+            if not counts:
+                continue
             log_ratios.append(log_prob.float() - to_device(own_batch["ref_log_prob"][:, 1], log_prob.device))
 
         # All processes have the same z0.

@@ -83,6 +83,7 @@ class ReferenceTrainer(Trainer):
             was resumed.
         n_learned: number of tokens learned so far.
         step_loss: loss of the current optimizer step so far.
+        pass_counts: False in a pass that this process makes only for the others; see `TrainingObjective.own_passes`.
 
     Raises:
         ValueError: the optimizer rejects its arguments.
@@ -122,6 +123,7 @@ class ReferenceTrainer(Trainer):
         self.evaluated: dict[tuple[int, str], Any] = {}
         self.n_learned: Any = 0
         self.step_loss: Any = 0.0
+        self.pass_counts = True
         self.epoch_began = states.random_state()
 
         # The Trainer would delete checkpoints of other runs, too, where several share a folder behind a link.
@@ -177,9 +179,12 @@ class ReferenceTrainer(Trainer):
         # A sum, not a mean: the loss of each micro-batch is divided by the items of the whole step.
         self.step_loss = self.step_loss + loss
 
-        # True for the last micro-batch of the optimizer step. The processes share gradients once per step.
+        # True for the last micro-batch of the optimizer step. The processes share gradients once per step; those of
+        # split weights are summed by the backward pass.
         if self.accelerator.sync_gradients:
-            self.ranks.sum_gradients(model.parameters())
+            if self.objective.network is None:
+                self.ranks.sum_gradients(model.parameters())
+            self.objective.reshard()
             self.objective.end_step()
             self._require_finite_loss()
         return loss
@@ -195,15 +200,16 @@ class ReferenceTrainer(Trainer):
 
     def _step_on_own_rows(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
         """Compute the gradient of this process's rows of a micro-batch; return the loss of all rows."""
-        own_inputs = self.objective.own_rows(inputs)
         loss = torch.zeros((), device=self.args.device)
 
         # Dropout draws other numbers in each process. The global generators must stay equal in all of them, since the
         # order of the examples is drawn from these.
         seed = derived_seed(self.args.seed, "rank", self.ranks.rank, int(self.n_learned))
-        if self.objective.n_rows(own_inputs):
+        for own_inputs, counts in self.objective.own_passes([inputs]):
+            self.pass_counts = counts
             with seeded(seed, self.args.device):
                 loss = super().training_step(model, own_inputs, n_items)
+        self.pass_counts = True
         self.ranks.sum(loss)
         return loss
 
@@ -211,7 +217,10 @@ class ReferenceTrainer(Trainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute the loss of a micro-batch."""
-        loss = self.objective.loss(model, inputs, num_items_in_batch)
+        if self.pass_counts:
+            loss = self.objective.loss(model, inputs, num_items_in_batch)
+        else:
+            loss = self.objective.loss_without_weight(model, inputs)
         return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(
@@ -248,11 +257,11 @@ class ReferenceTrainer(Trainer):
 
         for inputs in dataloader:
             # Each process computes its rows, but counts the tokens of all rows, which every process has.
-            own_inputs = objective.own_rows(inputs)
-            with self.compute_loss_context_manager(), blame_memory_errors_on("evaluation"):
-                if objective.n_rows(own_inputs):
+            for own_inputs, counts in objective.own_passes([inputs]):
+                with self.compute_loss_context_manager(), blame_memory_errors_on("evaluation"):
                     # Divided by 1 item, it is a sum, so that a batch counts with the number of its tokens.
-                    total += float(self.compute_loss(model, own_inputs, num_items_in_batch=1))
+                    loss = float(self.compute_loss(model, own_inputs, num_items_in_batch=1))
+                total += loss if counts else 0.0
             n_tokens += int(objective.n_tokens(inputs))
         self.ranks.sum(total)
         return float(total) / max(n_tokens, 1)
@@ -306,7 +315,12 @@ class ReferenceTrainer(Trainer):
             checkpoints.write_checkpoint(base, step, state, save, name=name)
 
         with saving(f"a checkpoint in {base}"):
-            self.ranks.from_main(write)
+            if self.objective.network is None:
+                self.ranks.from_main(write)
+                return
+            with self.objective.led_by_main(self.optimizer):
+                if self.ranks.is_main:
+                    write()
 
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.
@@ -503,15 +517,17 @@ class ReferenceTrainer(Trainer):
             ModelError: they do not match the model.
         """
         model: Any = self.run.model
-        if has_lora(model):
-            if self.run.head:
-                load_head(model, folder / HEAD)
-            load_adapters(model, folder / "adapter_model.safetensors")
-            return
-        if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
-            result = load_sharded_checkpoint(model, str(folder), strict=False)
-        else:
-            result = model.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME), strict=False)
+        self.objective.reshard()
+        with self.objective.loading():
+            if has_lora(model):
+                if self.run.head:
+                    load_head(model, folder / HEAD)
+                load_adapters(model, folder / "adapter_model.safetensors")
+                return
+            if (folder / SAFE_WEIGHTS_INDEX_NAME).is_file():
+                result = load_sharded_checkpoint(model, str(folder), strict=False)
+            else:
+                result = model.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME), strict=False)
 
         # Tied weights are saved under only one of their names: a missing one that is the same object is loaded.
         weights = dict(model.named_parameters(remove_duplicate=False))

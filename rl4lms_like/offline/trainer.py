@@ -36,6 +36,7 @@ from rl4lms_like.offline.training_arguments import make_training_arguments
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.loading import save_language_model
 from rl4lms_like.policies.lora import has_lora
+from rl4lms_like.policies.sharding import whole
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import ConfigError, ConfigIssue, RL4LMsLikeError
 from rl4lms_like.system.interruption import Interruption
@@ -94,6 +95,10 @@ class SupervisedTrainer:
         if learns_response_of_dialogues(run):
             self.frozen[LEARNED_TURNS] = "none"
         run.objective.prepare(tracker.run_path, run.examples)
+
+        # The reference may be the model itself, of whose split weights some are then whole. An optimizer, or a restored
+        # state, would belong to the whole weights instead of to this process's parts.
+        run.objective.reshard()
 
         resume_state = None
         if resume_from is not None:
@@ -164,11 +169,10 @@ class SupervisedTrainer:
         self.trainer.remove_older(has_ended=True)
 
         # The model before the last evaluation: a metric that fails must not cost it.
-        if self.schedule.save_model and self.run.ranks.is_main:
-            folder = self.tracker.run_path / "model"
-            with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
-                write_folder(folder, self.save)
-            save_average(self.average, lambda folder: write_folder(folder, self.save), self.tracker, self.interruption)
+        if self.schedule.save_model:
+            with self.run.objective.led_by_main():
+                if self.run.ranks.is_main:
+                    self._save_final_model()
         self.user_callbacks.check()
 
         # The last step may have been evaluated on `val`, but with other weights than those of the best checkpoint.
@@ -180,6 +184,12 @@ class SupervisedTrainer:
         self.user_callbacks.check()
         if self.run.ranks.is_main:
             delete_interrupted(self.tracker.checkpoint_base_path)
+
+    def _save_final_model(self) -> None:
+        folder = self.tracker.run_path / "model"
+        with self.interruption.finishing("the model of this run"), saving(f"the model to {folder}"):
+            write_folder(folder, self.save)
+        save_average(self.average, lambda folder: write_folder(folder, self.save), self.tracker, self.interruption)
 
     def _check_best_metric(self, evaluations: dict[str, Evaluation]) -> None:
         """Check that the metric that selects the best checkpoint is computed."""
@@ -277,7 +287,7 @@ class SupervisedTrainer:
             ranks=self.run.ranks,
         )
         # A metric may draw from the global generators, too, for instance when it creates a model.
-        with seeded(derived_seed(seed, "metrics"), self.run.model.device):
+        with self.run.objective.gathered(), seeded(derived_seed(seed, "metrics"), self.run.model.device):
             evaluation = evaluate_on_samples(
                 responder,
                 samples,
@@ -327,7 +337,11 @@ class SupervisedTrainer:
     def _head_weights(self) -> dict[str, Tensor]:
         """Return the weights of a reward model's output layer by name; they are not part of the adapters."""
         prefixes = tuple(f"{name}." for name in self.run.head)
-        return {name: weight for name, weight in self.run.model.state_dict().items() if name.startswith(prefixes)}
+        head = {}
+        for name, weight in self.run.model.state_dict().items():
+            if name.startswith(prefixes):
+                head[name] = whole(weight)
+        return head
 
     def may_stop(self) -> None:
         """Save a checkpoint and stop, if requested or if a callback has failed. Called before each step.
@@ -368,8 +382,13 @@ class SupervisedTrainer:
         # Only the model, not the state to resume from: within a step, this is none that a run could continue from.
         if self.interruption.requests > 1:
             self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-        elif self.step and self.schedule.save_model and self.run.ranks.is_main:
-            save_interrupted(self.tracker, self.save, self.step, "steps")
+        elif self.run.objective.network is not None and not isinstance(error, KeyboardInterrupt):
+            text = "the current model is not saved: its weights are split, and other processes may have ended elsewhere"
+            self.tracker.log_info(text)
+        elif self.step and self.schedule.save_model:
+            with self.run.objective.led_by_main():
+                if self.run.ranks.is_main:
+                    save_interrupted(self.tracker, self.save, self.step, "steps")
         self.user_callbacks.warn()
         log_resume_hint(self.tracker, error)
 

@@ -378,6 +378,7 @@ def build_alg(config: RunConfig, env: VecEnv, ranks: Ranks, pictures: PictureEnc
         arguments["ranks"] = ranks
         if config.distributed.strategy == "fsdp":
             policy_kwargs["sharded"] = True
+            policy_kwargs["reshard_after_forward"] = config.distributed.reshard_after_forward
 
     kl = asdict(config.alg.kl_div)
     norm_reward = kl.pop("norm_reward")

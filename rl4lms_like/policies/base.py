@@ -93,6 +93,7 @@ class LMActorCriticPolicy(BasePolicy):
         use_reference: load a reference model.
         device: device of the networks; the checks run there.
         sharded: split the weights of all networks over the processes of torch's process group.
+        reshard_after_forward: of split weights, see `ShardedNetwork`.
         optimizer_class: Stable-Baselines3's argument; its A2C passes RMSprop here.
         use_sde: Stable-Baselines3's argument; must be False.
         arguments: see the policy's `arguments_class`.
@@ -125,6 +126,7 @@ class LMActorCriticPolicy(BasePolicy):
         use_reference: bool = True,
         device: torch.device | str = "cpu",
         sharded: bool = False,
+        reshard_after_forward: bool = True,
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.AdamW,
         use_sde: bool = False,
         **arguments: Any,
@@ -154,8 +156,10 @@ class LMActorCriticPolicy(BasePolicy):
         mesh = process_mesh(device) if sharded else None
         self.is_sharded = sharded
         if mesh is not None:
-            readers = (self.reader, self.value_reader, self.ref_reader)
-            self._sharded = [reader.split_weights(mesh) for reader in readers if reader is not None]
+            readers = [reader for reader in (self.reader, self.value_reader, self.ref_reader) if reader is not None]
+            self._sharded = [
+                reader.split_weights(mesh, reshard_after_forward=reshard_after_forward) for reader in readers
+            ]
         self.to(device)
 
         # For their passes only: what is saved, and what an optimizer changes, are the adapters. Split weights are whole

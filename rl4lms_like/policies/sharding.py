@@ -2,7 +2,8 @@
 
     part of a network              in memory of each process
     always                         1/n of each weight, gradient and moment of the optimizer
-    transformer blocks             one after the other whole, each for its forward and its backward pass
+    transformer blocks             one after the other whole, each for its forward and its backward pass; with
+                                   `reshard_after_forward=False` from its forward to the end of its backward pass
     all others (embeddings, head)  whole from the first forward pass to the end of the backward pass
     `gathered`                     everything whole within the block, so that generation does not communicate
     `led_by_main`                  one tensor at a time whole, to save it or to pass it on
@@ -35,9 +36,12 @@ class ShardedNetwork:
     Args:
         model: its weights are moved to the device of the mesh, block by block.
         mesh: returned by `process_mesh`.
+        reshard_after_forward: free a block after its forward pass, and gather it again for its backward pass.
     """
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
+    def __init__(self, model: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool = True) -> None:
+        self.model = model
+        self._reshards = reshard_after_forward
         separate_frozen_weights(model)
 
         # Inner modules first: each unit has the weights that are not split yet.
@@ -54,6 +58,9 @@ class ShardedNetwork:
 
         Readers call parts of a model, not its `forward`, on which torch would register its hooks.
         """
+        # A pass without gradients is followed by no backward pass that would free the blocks.
+        if not self._reshards and not self._is_gathered:
+            self._set_reshard_after_forward(not torch.is_grad_enabled())
         result: T = self._root(work, *args)
         return result
 
@@ -70,20 +77,21 @@ class ShardedNetwork:
             yield
             return
 
-        self._keep(True)
+        self._is_gathered = True
+        self._set_reshard_after_forward(False)
         try:
             for unit in (*self._blocks, self._root):
                 unit.unshard()
             yield
         finally:
-            self._keep(False)
+            self._is_gathered = False
+            self._set_reshard_after_forward(True)
             self.reshard()
 
-    def _keep(self, keep: bool) -> None:
-        """Choose whether blocks stay whole after a forward pass. The root does so anyway."""
-        self._is_gathered = keep
+    def _set_reshard_after_forward(self, value: bool) -> None:
+        """Choose whether blocks are freed after a forward pass. The root never is."""
         for block in self._blocks:
-            block.set_reshard_after_forward(not keep, recurse=False)
+            block.set_reshard_after_forward(value, recurse=False)
 
 
 def separate_frozen_weights(model: nn.Module) -> None:
@@ -172,6 +180,22 @@ def like(template: Tensor, value: Tensor) -> Tensor:
     # No source: every process has read the same value, so nothing is sent.
     split: Any = template
     return distribute_tensor(value.to(template.device), split.device_mesh, split.placements, src_data_rank=None)
+
+
+@contextmanager
+def taking_own_parts(model: nn.Module) -> Iterator[None]:
+    """Let `model.load_state_dict` copy whole tensors into split weights within the block, each process its own rows."""
+
+    def take(_module: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if name in state:
+                state[name] = like(weight, state[name])
+
+    hook = model.register_load_state_dict_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def is_split(tensor: Any) -> bool:

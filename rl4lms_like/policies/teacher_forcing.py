@@ -119,9 +119,9 @@ class EpisodeReader(ABC):
         """Device of the model, where episodes must be."""
         return self.model.device
 
-    def split_weights(self, mesh: DeviceMesh) -> ShardedNetwork:
-        """Split the model's weights over all processes; see `policies.sharding`."""
-        self.network = ShardedNetwork(self.model, mesh)
+    def split_weights(self, mesh: DeviceMesh, *, reshard_after_forward: bool = True) -> ShardedNetwork:
+        """Split the model's weights over all processes; see `ShardedNetwork`."""
+        self.network = ShardedNetwork(self.model, mesh, reshard_after_forward=reshard_after_forward)
 
         # The methods that call modules of the model become forward passes of torch: its hooks gather the weights.
         for name in ("states", "final_states", "logits"):

@@ -31,7 +31,7 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.data_pools.base import TextGenPool
 from rl4lms_like.data_pools.sampler import PromptSampler
 from rl4lms_like.envs.arguments import EnvArguments
-from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.estimates.memory import MemoryEstimate, estimate_memory, estimate_supervised_memory
 from rl4lms_like.on_policy.replay import with_replay
 from rl4lms_like.policies.arguments import (
     LoraArguments,
@@ -80,12 +80,13 @@ class Silent:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Tiny models: `gpt2` with dropout and two blocks, another one, a T5, tokenizers."""
+    """Tiny models: `gpt2` with dropout and two blocks, another one, one with three blocks, a T5, tokenizers."""
     base = tmp_path_factory.mktemp("models")
     tokenizer, other = models.make_tokenizer(), models.make_tokenizer(["a b c", "film films"])
     shape = {"hidden_size": 16, "n_heads": 2, "scale": 5.0}
     models.save_model(base / "gpt2", models.make_causal_lm("gpt2", tokenizer, **shape), tokenizer)
     models.save_model(base / "gpt2_other", models.make_causal_lm("gpt2", tokenizer, seed=1, **shape), tokenizer)
+    models.save_model(base / "gpt2_deep", models.make_causal_lm("gpt2", tokenizer, n_layers=3, **shape), tokenizer)
     models.save_model(
         base / "t5", models.make_seq2seq_lm("t5", tokenizer, hidden_size=16, n_heads=2, n_layers=1), tokenizer
     )
@@ -399,6 +400,9 @@ RUN: dict[str, Row | Silent] = {
     ),
     "deterministic": Row(True, see.deterministic),
     "distributed.strategy": Row("fsdp", lambda made: estimate_memory(made.run.config, 2).parts["policy weights"]),
+    "distributed.reshard_after_forward": Row(
+        False, lambda made: estimate_memory(made.run.config, 2).gathered, {"distributed.strategy": "fsdp"}
+    ),
     "distributed.timeout": Row(60.0, see.waits),
     "tiny_model.family": Row(
         "t5",
@@ -682,6 +686,11 @@ _VISION = {
     "datapool": {"id": "shapes", "args": {"n_train": 4, "n_eval": 2}},
 }
 
+
+def memory_of_two_processes(made: Any) -> MemoryEstimate:
+    return estimate_supervised_memory(made.run.config, prompt_tokens=4, response_tokens=4, n_processes=2)
+
+
 SUPERVISED: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.examples),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -769,7 +778,12 @@ SUPERVISED: dict[str, Row | Silent] = {
     "seed": Row(1, see.tuned),
     "device": Row("cuda:7", lambda made: made.run.model.device.type),
     "deterministic": Row(True, see.deterministic),
-    "distributed.strategy": Silent("RL runs only"),
+    "distributed.strategy": Row("fsdp", lambda made: memory_of_two_processes(made).parts["model weights"]),
+    "distributed.reshard_after_forward": Row(
+        False,
+        lambda made: memory_of_two_processes(made).gathered,
+        {"distributed.strategy": "fsdp", "alg.model_name": f"{FOLDERS}/gpt2_deep"},
+    ),
     "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
 }

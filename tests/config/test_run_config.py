@@ -391,14 +391,40 @@ def test_what_needs_whole_weights_is_refused_with_split_ones(run, path, changes)
         parse_config(blocks)
 
 
-def test_supervised_runs_do_not_split_weights(supervised):
-    with raises_at("distributed.strategy", mentions="ddp"):
-        parse_config({**supervised, "distributed": {"strategy": "fsdp"}})
+FLASH = {"alg.attn_implementation": "flash_attention_2", "alg.training_args.bf16": True}
+PREFERENCES = {"alg.id": "dpo", "alg.args": {}, "datapool": {"id": "preferences", "args": {"path": "pairs.jsonl"}}}
 
 
-def test_split_weights_in_one_process_are_a_notice(run):
-    config = parse_config({**run, "distributed": {"strategy": "fsdp"}})
-    assert "distributed.strategy" in [notice.path for notice in config.notices]
+@pytest.mark.parametrize(
+    ("path", "mentions", "changes"),
+    [
+        ("distributed.strategy", "ddp", {"alg.model_type": "vision"}),
+        ("alg.quantization", "ddp", {"alg.quantization": {"id": "nf4"}, "alg.peft": {"r": 2}}),
+        ("train_evaluation.average", "ddp", {"train_evaluation.average": {}}),
+        ("alg.attn_implementation", "sdpa", {**PREFERENCES, **FLASH}),
+        ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
+        ("alg.training_args.fp16", "bf16", {"alg.training_args.fp16": True}),
+        ("alg.training_args.optim", "adamw_torch_8bit", {"alg.training_args.optim": "adafactor"}),
+    ],
+)
+def test_what_cannot_be_trained_on_given_texts_with_split_weights_is_refused(supervised, path, mentions, changes):
+    blocks, _ = apply_values(supervised, changes, "the test")
+    parse_config(blocks)
+    with raises_at(path, mentions=mentions):
+        parse_config({**blocks, "distributed": {"strategy": "fsdp"}})
+
+
+def test_whole_weights_are_kept_after_a_forward_pass_only_if_there_are_split_ones(run, supervised):
+    for blocks in (run, supervised):
+        parse_config({**blocks, "distributed": {"strategy": "fsdp", "reshard_after_forward": False}})
+        with raises_at("distributed.reshard_after_forward", mentions="no effect"):
+            parse_config({**blocks, "distributed": {"reshard_after_forward": False}})
+
+
+def test_split_weights_in_one_process_are_a_notice(run, supervised):
+    for blocks in (run, supervised):
+        config = parse_config({**blocks, "distributed": {"strategy": "fsdp"}})
+        assert "distributed.strategy" in [notice.path for notice in config.notices]
 
 
 @pytest.mark.parametrize("id", ["trpo", "rl4lms_like.algorithms.trpo:TRPO"])

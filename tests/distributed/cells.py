@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
 
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
@@ -26,7 +28,9 @@ from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
-from rl4lms_like.policies.sharding import whole
+from rl4lms_like.policies.parity import probe_episodes
+from rl4lms_like.policies.sharding import is_split, process_mesh, whole
+from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.system.ranks import Ranks, process_ranks
 from rl4lms_like.tracking.base import SilentTracker, Tracker
 from tests.builders import LowTokens
@@ -36,6 +40,7 @@ N_ENVS = 6
 """Divisible by two and by three processes; two processes also divide it in groups of three."""
 STATEFUL = "stateful"
 STATEFUL_OFFLINE = "dpo_with_dropout"
+STATEFUL_SPLIT = "dpo_with_dropout_and_split_weights"
 STATEFUL_FSDP = "stateful_fsdp"
 STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
@@ -47,6 +52,7 @@ CHECKPOINTS = {
     STATEFUL: "iteration_00002",
     STATEFUL_FSDP: "iteration_00001",
     STATEFUL_OFFLINE: "checkpoint-3",
+    STATEFUL_SPLIT: "checkpoint-3",
     DIALOGUES: "iteration_00002",
 }
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
@@ -168,6 +174,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.normalize_advantage": True,
             "alg.args.micro_batch_size": 8,
             "alg.args.ratio_band": [0.8, 1.2],
+            "distributed.reshard_after_forward": False,
             "alg.args.n_epochs": 1,
             "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
             f"{POLICY}.critic_frozen": ["wpe"],
@@ -285,6 +292,7 @@ SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
 FROM_ONE = "fsdp_ppo"
 """Cell that two processes also resume from the checkpoint of one, and the reverse."""
 
+BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
 OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("gpt2", {}),
     "supervised_t5": ("t5", {"gradient_accumulation_steps": 2}),
@@ -293,8 +301,50 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "kto_t5": ("t5", {}),
     "supervised_with_experts": ("mixtral", {"gradient_accumulation_steps": 2}),
     "orpo_with_experts": ("mixtral", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
+    "supervised_with_split_adapters": (
+        "gpt2",
+        {
+            "per_device_train_batch_size": 7,
+            "per_device_eval_batch_size": 7,
+            "gradient_checkpointing": True,
+            "max_steps": 10,
+            "eval_steps": 5,
+            **BEST,
+        },
+    ),
+    "supervised_t5_with_split_weights": ("t5", {"gradient_accumulation_steps": 2, "max_grad_norm": 0.1, **BEST}),
+    "reward_model_with_split_adapters": ("gpt2", {"gradient_accumulation_steps": 2, **BEST}),
+    "reward_model_t5_with_split_weights": ("t5", {}),
+    "dpo_with_split_weights": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
+    "dpo_with_split_adapters": (
+        "gpt2",
+        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "eval_steps": 10},
+    ),
+    "kto_t5_with_split_weights": ("t5", {"per_device_train_batch_size": 11}),
+    "orpo_with_experts_and_split_weights": (
+        "mixtral",
+        {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    ),
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
+SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
+    "supervised_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
+    "supervised_t5_with_split_weights": {"distributed.reshard_after_forward": False},
+    "reward_model_with_split_adapters": {
+        "alg.peft": {"target_modules": ["c_attn", "c_proj"]},
+        "alg.merge_on_save": True,
+    },
+    "reward_model_t5_with_split_weights": {},
+    "dpo_with_split_weights": {"alg.args": {"reference_update_iterations": 2, "reference_mixing": 0.5}},
+    "dpo_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
+    "kto_t5_with_split_weights": {},
+    "orpo_with_experts_and_split_weights": {},
+    STATEFUL_SPLIT: {"alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5}},
+}
+"""Those of them, and another one, that split the weights over the processes -> further changes of their configs."""
+OF_SPLIT_OFFLINE = tuple(cell for cell in OFFLINE if cell in SPLIT_OFFLINE)
+BEST_LOADED = "supervised_with_split_adapters"
+"""Cell that ends with its best model, and that two processes also resume from the checkpoint of one."""
 
 OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
 """Cells that three processes train too; a minibatch there may have fewer episodes than processes."""
@@ -319,7 +369,7 @@ class Tired(LowTokens):
 
 def config_of(cell: str, models: Path) -> Any:
     """Return the config of a cell; `models` contains the models, and files of preferences and of texts."""
-    if cell in OFFLINE or cell == STATEFUL_OFFLINE:
+    if cell in OFFLINE or cell in (STATEFUL_OFFLINE, STATEFUL_SPLIT):
         return parse_config(offline_blocks(cell, models))
     stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
     further = {
@@ -355,13 +405,16 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training_args}
     has_dropout = id == "supervised" and family != "mixtral"
     model = models / (f"{family}_without_dropout" if has_dropout else family)
-    mapping = blocks(id, model, file, kind, num_train_epochs=1, max_steps=4, **given)
+    mapping = blocks(id, model, file, kind, **{"num_train_epochs": 1, "max_steps": 4, **given})
     if id == "supervised":
         mapping["datapool"] = {"id": "tests.offline.supervised.test_trainer:Uneven"}
         del mapping["alg"]["args"]
     elif cell == STATEFUL_OFFLINE:
         mapping["alg"]["args"]["dropout"] = True
-    if id == "dpo":
+    if cell in SPLIT_OFFLINE:
+        changes = {"distributed.strategy": "fsdp", **SPLIT_OFFLINE[cell]}
+        mapping = apply_values(mapping, changes, "the cell")[0]
+    elif id == "dpo":
         mapping["alg"]["args"] |= {"reference_update_iterations": 2, "reference_mixing": 0.5}
         mapping = apply_values(mapping, AVERAGED, "the cell")[0]
     mapping["train_evaluation"]["eval_batch_size"] = 5
@@ -380,8 +433,9 @@ def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: P
         run = assemble_preferences(config, ranks)
     if cell in CELLS or cell in SPLIT_ADAPTERS:
         sample_by_episode(run)
-    if (cell in SPLIT or cell in SPLIT_ADAPTERS) and ranks.size > 1:
-        sizes = [(each.numel(), each.to_local().numel()) for each in run.policy.parameters()]
+    if cell in (*SPLIT, *SPLIT_ADAPTERS, *OF_SPLIT_OFFLINE) and ranks.size > 1:
+        module = run.policy if isinstance(config, RunConfig) else run.model
+        sizes = [(each.numel(), each.to_local().numel()) for each in module.parameters()]
         share = sum(own for _, own in sizes) / sum(every for every, _ in sizes)
         (output / f"{cell}.rank{ranks.rank}.share").write_text(str(share))
     data = config.to_dict()
@@ -447,7 +501,30 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
             run_and_resume(cell, CHECKPOINTS[cell], models, output, ranks)
         if n_ranks == 2:
             run_cell(BFLOAT16, models, output, ranks)
-            resume_other(by_one, models, output / "from_one", ranks)
+            write_whole_blocks(models, output)
+            resume_other(FROM_ONE, "iteration_00001", by_one, models, output / "from_one", ranks)
+            resume_other(BEST_LOADED, "checkpoint-5", by_one, models, output / "from_one", ranks)
+
+
+def write_whole_blocks(models: Path, output: Path) -> None:
+    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once."""
+    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    reader = CausalReader(model)
+    probe = probe_episodes(model.config.vocab_size, reader.prompt_side)
+    reader.split_weights(process_mesh("cpu"), reshard_after_forward=False)
+
+    def n_whole() -> int:
+        return sum(not is_split(weight) for weight in model.transformer.h.parameters())
+
+    with torch.no_grad():
+        reader.states(probe)
+    after_no_grad = n_whole()
+    states = reader.states(probe)
+    after_forward = n_whole()
+    states.sum().backward()
+    n_weights = len(list(model.transformer.h.parameters()))
+    whole_blocks = {"no_grad": after_no_grad, "forward": after_forward, "backward": n_whole(), "all": n_weights}
+    (output / "whole_blocks.json").write_text(json.dumps(whole_blocks))
 
 
 def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:
@@ -458,8 +535,7 @@ def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, ou
         run_and_resume(STATEFUL_ADAPTERS, "iteration_00001", models, output, ranks)
 
 
-def resume_other(other: Path, models: Path, output: Path, ranks: Ranks) -> None:
+def resume_other(cell: str, checkpoint: str, other: Path, models: Path, output: Path, ranks: Ranks) -> None:
     """Resume a run of another number of processes, in a copy of its folder."""
-    ranks.from_main(lambda: shutil.copytree(other / "cells" / FROM_ONE, output / "cells" / FROM_ONE))
-    checkpoint = output / "cells" / FROM_ONE / "checkpoints" / "iteration_00001"
-    run_cell(FROM_ONE, models, output, ranks, resume_from=checkpoint)
+    ranks.from_main(lambda: shutil.copytree(other / "cells" / cell, output / "cells" / cell))
+    run_cell(cell, models, output, ranks, resume_from=output / "cells" / cell / "checkpoints" / checkpoint)

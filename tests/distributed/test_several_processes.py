@@ -15,10 +15,12 @@ from safetensors.torch import load_file
 
 from rl4lms_like.system.ranks import Ranks
 from tests.distributed.cells import (
+    BEST_LOADED,
     BFLOAT16,
     CELLS,
     CHECKPOINTS,
     FROM_ONE,
+    OF_SPLIT_OFFLINE,
     OF_THREE,
     OFFLINE,
     SPLIT,
@@ -128,7 +130,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
     assert "number of processes: 2 before, 1 now" in log
 
 
-@pytest.mark.parametrize("cell", SPLIT)
+@pytest.mark.parametrize("cell", [*SPLIT, *OF_SPLIT_OFFLINE])
 def test_each_process_has_its_part_of_the_weights(cell, by_several):
     shares = [float((by_several[2] / f"{cell}.rank{rank}.share").read_text()) for rank in (0, 1)]
     assert sum(shares) == pytest.approx(1)
@@ -153,12 +155,37 @@ def test_files_of_split_weights_are_those_of_one_process(file, by_one, by_severa
     assert_close(several, alone)
 
 
-def test_a_run_is_resumed_with_another_strategy(models, by_one, by_several, tmp_path):
+@pytest.mark.parametrize("cell", OF_SPLIT_OFFLINE)
+def test_files_of_split_weights_on_given_texts_are_those_of_one_process(cell, by_one, by_several):
+    """Those of checkpoints and of the final model: the best one, in some cells."""
+    alone, several = (folder / "cells" / cell for folder in (by_one, by_several[2]))
+    names = [
+        sorted(str(file.relative_to(run)) for file in run.rglob("*") if file.is_file()) for run in (alone, several)
+    ]
+    assert names[0] == names[1]
+    for name in [name for name in names[0] if name.endswith("model.safetensors")]:
+        assert_close(*(load_file(run / name) for run in (several, alone)))
+    for name in [name for name in names[0] if name.endswith("training_state.safetensors")]:
+        states = [load_file(run / name) for run in (several, alone)]
+        for state in states:
+            for random in [key for key in state if "random." in key]:
+                del state[random]
+        assert_close(*states)
+
+
+@pytest.mark.parametrize(("cell", "checkpoint"), [(FROM_ONE, "iteration_00001"), (BEST_LOADED, "checkpoint-5")])
+def test_a_run_is_resumed_with_another_strategy(cell, checkpoint, models, by_one, by_several, tmp_path):
     """By two processes that split the weights from one that did not, and the reverse."""
-    resume_other(by_several[2], models, tmp_path, Ranks())
-    alone = load_file(by_one / f"{FROM_ONE}.rank0.safetensors")
+    resume_other(cell, checkpoint, by_several[2], models, tmp_path, Ranks())
+    alone = load_file(by_one / f"{cell}.rank0.safetensors")
     for folder in (by_several[2] / "from_one", tmp_path):
-        assert_close(load_file(folder / f"{FROM_ONE}.rank0.safetensors"), alone)
+        assert_close(load_file(folder / f"{cell}.rank0.safetensors"), alone)
+
+
+def test_whole_blocks_are_kept_for_the_backward_pass_and_freed_by_it(by_several):
+    n_whole = json.loads((by_several[2] / "whole_blocks.json").read_text())
+    assert n_whole == {"no_grad": 0, "forward": n_whole["all"], "backward": 0, "all": n_whole["all"]}
+    assert n_whole["all"]
 
 
 def test_small_steps_in_bfloat16_change_the_split_weights(models, by_several):

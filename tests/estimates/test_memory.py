@@ -25,6 +25,7 @@ from rl4lms_like.estimates.memory import (
 )
 from rl4lms_like.policies.arguments import PolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
+from rl4lms_like.policies.lora import add_lora
 from rl4lms_like.policies.teacher_forcing import CausalReader, Seq2SeqReader
 from rl4lms_like.preview import preview
 from rl4lms_like.system.errors import ModelError
@@ -130,6 +131,12 @@ def test_processes_split_the_weights_but_not_those_of_a_generation(family):
     outside = sum(p.numel() for p in model.parameters()) - sum(sizes)
     # weights and gradients of policy and critic, weights of the reference
     assert split.gathered == 4 * (3 * max(sizes) + 5 * outside)
+
+    # whole weights of all blocks of policy and critic in place of those of two
+    kept = estimate_memory(
+        parse_config({**run, "distributed": {"strategy": "fsdp", "reshard_after_forward": False}}), 2
+    )
+    assert kept.gathered == split.gathered + 4 * (2 * sum(sizes) - 2 * max(sizes))
 
 
 def test_each_network_splits_the_base_of_its_adapters(tiny_gpt2_dir):
@@ -429,6 +436,41 @@ def test_a_supervised_run_needs_one_trained_network_and_logits_of_whole_texts(ti
     update, larger_update = (each.update - each.parts["process"] for each in (estimate, larger))
     assert update < larger_update
     assert larger.rollout - larger.parts["process"] == estimate.rollout - estimate.parts["process"]
+
+
+@pytest.mark.parametrize("reshards", [True, False])
+@pytest.mark.parametrize("peft", [None, {"r": 2, "target_modules": "all-linear"}])
+def test_processes_of_a_supervised_run_split_its_weights_but_not_those_of_a_generation(reshards, peft, deeper_gpt2_dir):
+    if peft is not None:
+        pytest.importorskip("peft")
+    blocks = supervised_blocks()
+    blocks["alg"] |= {"model_name": str(deeper_gpt2_dir), "model_type": "causal", "training_args": {}, "peft": peft}
+    config = parse_config({**blocks, "distributed": {"strategy": "fsdp", "reshard_after_forward": reshards}})
+    of_each = {}
+    for n in (1, 2):
+        of_each[n] = estimate_supervised_memory(config, prompt_tokens=6, response_tokens=4, n_processes=n)
+    alone, each = of_each[1], of_each[2]
+    assert not alone.gathered and not alone.parts["gathered policy"]
+    for name in ("model weights", "optimizer state", "gradients", "KV cache"):
+        assert each.parts[name] == alone.parts[name] / 2
+    assert each.parts["gathered policy"] == alone.parts["model weights"]
+    assert each.parts["activations"] == pytest.approx(alone.parts["activations"] / 2, rel=0.05)  # of half a batch
+
+    # Whole weights of two blocks, or of all of them, and of what is in no block; gradients of one block and of that.
+    model = AutoModelForCausalLM.from_pretrained(deeper_gpt2_dir)
+    if peft is not None:
+        add_lora(model, peft, dropout=False)
+    sizes = [sum(weight.numel() for weight in block.parameters()) for block in model.transformer.h]
+    outside = sum(weight.numel() for weight in model.parameters()) - sum(sizes)
+    weights = (2 * max(sizes) if reshards else sum(sizes)) + outside
+    gradients = max(sizes) + outside if peft is None else 0
+    assert len(sizes) > 1 and each.gathered == 4 * (weights + gradients)
+
+    # Without texts, the model is never whole.
+    silent = {**blocks["train_evaluation"], "generate": False, "metrics": []}
+    quiet = parse_config({**blocks, "train_evaluation": silent, "distributed": {"strategy": "fsdp"}})
+    estimate = estimate_supervised_memory(quiet, prompt_tokens=6, response_tokens=4, n_processes=2)
+    assert estimate.parts["gathered policy"] == 0
 
 
 def test_logits_above_the_budget_are_two_buffers_of_learned_tokens(tiny_gpt2_dir):

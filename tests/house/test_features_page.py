@@ -19,6 +19,7 @@ VLLM: dict[str, Any] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "wei
 SGLANG: dict[str, Any] = {**VLLM, "id": "sglang"}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
+KEPT_WHOLE = {"distributed.strategy": "fsdp", "distributed.reshard_after_forward": False}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
 EIGHT_BITS = {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}
 CHANGES = {
@@ -97,6 +98,7 @@ CHANGES = {
     "`train_evaluation.average`": {"train_evaluation.average": {"decay": 0.9, "every": 2}},
     "`distributed.strategy: fsdp` with `policy.args.peft`": SPLIT_ADAPTERS,
     "the same with `policy.args.engine: {id: vllm}`": {**SPLIT_ADAPTERS, f"{POLICY}.engine": VLLM},
+    "`distributed.reshard_after_forward: false` with `strategy: fsdp`": KEPT_WHOLE,
 }
 
 
@@ -153,6 +155,20 @@ OFFLINE_CHANGES = {
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],
     "`args.reference_update_iterations`": CHANGES["`args.reference_update_iterations`"],
     "`train_evaluation.average`": CHANGES["`train_evaluation.average`"],
+    "`distributed.strategy: fsdp`": {"distributed.strategy": "fsdp"},
+    "the same with `peft`": {"distributed.strategy": "fsdp", "alg.peft": {"r": 8}, "alg.merge_on_save": True},
+    "the same with `quantization`": {
+        "distributed.strategy": "fsdp",
+        "alg.peft": {"r": 8},
+        "alg.merge_on_save": True,
+        "alg.quantization": {"id": "nf4"},
+    },
+    "`distributed.strategy: fsdp` with `model_type: vision`": {**VISION, "distributed.strategy": "fsdp"},
+    "`distributed.strategy: fsdp` with `training_args.bf16`": {
+        "distributed.strategy": "fsdp",
+        f"{TRAINING}.bf16": True,
+    },
+    "`distributed.reshard_after_forward: false` with `strategy: fsdp`": KEPT_WHOLE,
 }
 """Row of the table of runs on given texts -> its keys."""
 

@@ -391,7 +391,10 @@ RULE_OPTIONS: dict[str, list[Any]] = {
     "env.reward_workers": [0, 2],
     "env.reward_timeout": [None, 5],
     "datapool.sampler": [{"id": "difficulty"}, {"id": "nothing"}, "difficulty"],
-    "distributed": [{"strategy": "fsdp"}, {"strategy": "ddp"}, {"strategy": "zero"}],
+    "distributed": [
+        *({"strategy": "fsdp"}, {"strategy": "ddp"}, {"strategy": "zero"}),
+        *({"strategy": "fsdp", "reshard_after_forward": False}, {"reshard_after_forward": False}),
+    ],
     "doctor": [{"held_out": [{"metric": "length/words", "mode": "max"}]}, {"held_out": [{"metric": "bleu"}]}, 3],
     "tiny_model": [{}, {"steps": 0}],
 }
