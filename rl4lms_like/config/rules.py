@@ -552,8 +552,6 @@ def trainer_with_split_weights(
         return
     if alg.reads_pictures:
         yield ConfigIssue("distributed.strategy", "weights of vision-language models are not split; use ddp")
-    if alg.quantization is not None:
-        yield ConfigIssue("alg.quantization", f"{shown(alg.quantization)} {_WHOLE_WEIGHTS}")
     if train_evaluation.average is not None:
         yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
 

@@ -333,10 +333,14 @@ SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
     "reward_model_with_split_adapters": {
         "alg.peft": {"target_modules": ["c_attn", "c_proj"]},
         "alg.merge_on_save": True,
+        "alg.quantization": {"id": "int8"},
     },
     "reward_model_t5_with_split_weights": {},
     "dpo_with_split_weights": {"alg.args": {"reference_update_iterations": 2, "reference_mixing": 0.5}},
-    "dpo_with_split_adapters": {"alg.peft": {"target_modules": "all-linear"}},
+    "dpo_with_split_adapters": {
+        "alg.peft": {"target_modules": "all-linear"},
+        "alg.quantization": {"id": "nf4", "double": True},
+    },
     "kto_t5_with_split_weights": {},
     "orpo_with_experts_and_split_weights": {},
     STATEFUL_SPLIT: {"alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5}},
