@@ -31,9 +31,17 @@ RECORD = "reward_images"
 
 
 def reads_images(model_name: str) -> bool:
-    """Return whether a name is the folder of a reward model of prompts with pictures."""
+    """Return whether a name is that of a reward model of prompts with pictures: a folder, or a hub id.
+
+    Of a hub id, `config.json` is downloaded, unless it is in the cache. Without a connection the answer is no, and the
+    error is that of loading the model.
+    """
+    from huggingface_hub import hf_hub_download
+
+    place = place_of(model_name)
     try:
-        content = json.loads((Path(place_of(model_name)) / "config.json").read_text(encoding="utf-8"))
+        file = Path(place) / "config.json" if Path(place).is_dir() else Path(hf_hub_download(place, "config.json"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.get(RECORD) is not None

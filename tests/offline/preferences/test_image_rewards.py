@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from rl4lms_like.preview import preview
 from rl4lms_like.rewards.learned import RewardModel
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.scoring.score import Texts
+from rl4lms_like.scoring.vision_rewards import VisionRewardModel, reads_images
 from rl4lms_like.sharing import merge_run
 from rl4lms_like.system.errors import DataPoolError, ModelError, ParityError, RL4LMsLikeError
 from tests.config_errors import raises_at
@@ -245,3 +247,18 @@ def test_a_reward_model_has_the_weights_of_a_language_model_but_for_the_output_l
     names = AutoVisionRewardModel.from_config(config).state_dict().keys()
     of_language_model = load_file(folders("idefics3") / "model.safetensors").keys()
     assert names == of_language_model - {"lm_head.weight"} | {"score.weight"}
+
+
+def test_a_hub_id_is_recognized_by_its_config(folder, tmp_path, monkeypatch):
+    trained = run(reward_blocks(folder), tmp_path, "run") / "model"
+    cached = tmp_path / "hub" / "models--owner--rewards"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("abc")
+    shutil.copytree(trained, cached / "snapshots" / "abc")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    by_id, by_folder = RewardModel("owner/rewards"), RewardModel(str(trained))
+    assert type(by_id.classifier) is type(by_folder.classifier) is VisionRewardModel
+    texts = texts_of(PAIRS)
+    assert by_id.per_text(texts) == by_folder.per_text(texts)
+    assert not reads_images("owner/unknown") and not reads_images("no id at all")
