@@ -117,6 +117,29 @@ def test_an_rl_config_of_the_8b_model_trains_a_tiny_one(name, tiny_qwen3, workpl
     assert (folder / "model").is_dir()
 
 
+ALL_WEIGHTS = {
+    "ppo": {"alg.policy.args.peft": "null"},
+    "grpo": {"alg.policy.args.peft": "null"},
+    "sft": {"alg.peft": "null", "alg.merge_on_save": "false"},
+    "reward_model": {"alg.peft": "null", "alg.merge_on_save": "false"},
+    "dpo": {"alg.peft": "null"},
+}
+"""File -> changes with which all weights are trained instead of adapters, as docs/scaling.md has them."""
+
+
+@pytest.mark.parametrize("name", ALL_WEIGHTS)
+def test_all_weights_of_the_8b_model_can_be_trained_split(name, tiny_qwen3, workplace):
+    values = {"distributed.strategy": "fsdp", **ALL_WEIGHTS[name]}
+    page = (REPOSITORY / "docs" / "scaling.md").read_text()
+    for path, value in values.items():
+        assert f"--set {path}={value}" in page
+
+    is_rl = name in ("ppo", "grpo")
+    values |= models("alg.policy.args.model_name" if is_rl else "alg.model_name", tiny_qwen3)
+    lines = "".join(preview(load_config(FOLDER / "qwen3_8b" / f"{name}.yml", overrides(values))))
+    assert "<|im_end|>" in lines and ("peak of each of 8 processes" in lines) == (name in ("ppo", "grpo", "sft"))
+
+
 QUESTIONS = [f"{a} and {6 - a}?" for a in range(7)]
 """Sums of 6."""
 
