@@ -471,6 +471,7 @@ _MASKLESS = {"alg.policy.args.peft": {"r": 2}}
 
 POLICY: dict[str, Row | Silent] = {
     "model_name": Row(f"{FOLDERS}/gpt2_other"),
+    "optimizer": Row({"id": "adamw_8bit"}, lambda made: type(made.policy.optimizer)),
     "optimizer_kwargs": Row({"betas": [0.5, 0.5]}),
     "weight_decay": Row(0.5),
     "apply_model_parallel": Silent("without an effect"),

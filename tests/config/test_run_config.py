@@ -399,7 +399,6 @@ PREFERENCES = {"alg.id": "dpo", "alg.args": {}, "datapool": {"id": "preferences"
     ("path", "mentions", "changes"),
     [
         ("distributed.strategy", "ddp", {"alg.model_type": "vision"}),
-        ("alg.quantization", "ddp", {"alg.quantization": {"id": "nf4"}, "alg.peft": {"r": 2}}),
         ("train_evaluation.average", "ddp", {"train_evaluation.average": {}}),
         ("alg.attn_implementation", "sdpa", {**PREFERENCES, **FLASH}),
         ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
