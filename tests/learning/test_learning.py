@@ -44,8 +44,8 @@ def test_the_reward_rises_with_one_episode_in_each_minibatch(tiny_gpt2_dir, tiny
         gamma=1.0,
     )
     rewards = []
-    while len(rewards) < 12 and not (rewards and rewards[-1] > 0.35):
-        built.learn_iteration(len(rewards), 12)
+    while len(rewards) < 15 and not (rewards and rewards[-1] > 0.35):
+        built.learn_iteration(len(rewards), 15)
         assert built.logger.name_to_value["train/minibatch_episodes"] == 1
         rewards.append(built.logger.name_to_value["rollout_info/ep_rew"])
     assert rewards[0] < 0.15 and rewards[-1] > 0.35, rewards

@@ -209,7 +209,7 @@ def test_the_command_serves_until_ctrl_c(model_folder):
         os.kill(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
-        assert errors.split() == ["stopped"]
+        assert errors.split()[-1] == "stopped"  # libraries may write lines before it
     finally:
         process.kill()
 
