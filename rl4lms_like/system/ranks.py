@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 T = TypeVar("T")
+_n_groups = 0
+"""Process groups that this process has been a member of."""
+
 _FAILURE = "failure"
 """Key under which a process announces its error."""
 
@@ -170,6 +173,7 @@ class ProcessGroup(Ranks):
         # Imported here: the command line imports this module, and must answer without loading torch.
         import torch
         import torch.distributed as dist
+        from torch.distributed.rendezvous import rendezvous
 
         self._torch = torch
         self._dist = dist
@@ -183,7 +187,15 @@ class ProcessGroup(Ranks):
 
         # By the tensor's device: NCCL sums gradients on GPUs; gathered bytes and the flags of `any` stay on the CPU.
         backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        limit = timedelta(seconds=timeout)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+
+        # Each group of a program has keys of its own. In those of the group before it, a process that is faster than
+        # the others would find addresses at which nobody listens any more.
+        global _n_groups
+        _n_groups += 1
+        keys = dist.distributed_c10d.PrefixStore(f"group_{_n_groups}", store)
+        dist.init_process_group(backend, store=keys, rank=rank, world_size=size, timeout=limit)
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
