@@ -1,6 +1,6 @@
 """Runs the study: every arm of four tasks with a real language model, one seed after the other.
 
-    python -m benchmarks.study benchmarks/.models/smollm2 --data FOLDER      # about ten hours of one core
+    python -m benchmarks.study benchmarks/.models/smollm2 --data FOLDER      # many hours of one core
     python -m benchmarks.study MODEL --data FOLDER --only film/GRPO          # one arm
     python -m benchmarks.study MODEL --data FOLDER --report-only             # tables and pictures of what is there
     python -m benchmarks.study --quick --data FOLDER                         # all arms with a tiny random model

@@ -1,5 +1,7 @@
 """A second scorer of film sentences: logistic regression on the words of labelled reviews.
 
+    STUDY_DATA=FOLDER python -m benchmarks.study.opinions      # how often is it right, for texts it has not read?
+
 The reward of the film task, VADER, adds up a fixed list of words. A policy could learn to please that list alone. This
 classifier has learned from people's labels of other reviews what praise looks like, and no policy sees its scores.
 """
@@ -78,12 +80,35 @@ def _terms(text: str) -> list[str]:
 @cache
 def trained_classifier() -> OpinionClassifier:
     """Return the classifier of single sentences, without those of the prompts, and of every fourth long review."""
+    rows, _ = divided_rows()
+    return OpinionClassifier([row["text"] for row in rows], [int(row["label"]) for row in rows])
+
+
+def divided_rows() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Return the rows that the classifier learns from, and the others, which include all sentences with a prompt."""
     prompts: set[str] = set()
     for split in ("train", "val", "test"):
         prompts |= {sample.prompt_or_input_text for sample, _ in FilmSentences.prepare(split)}
-    rows = []
+
+    learned: list[dict[str, str]] = []
+    others: list[dict[str, str]] = []
     for i, row in enumerate(reviews()):
         is_prompt = " ".join(row["text"].split()[:N_PROMPT_WORDS]) in prompts
-        if (row["source"] == "rotten_tomatoes" and not is_prompt) or (row["source"] == "imdb" and i % 4 == 0):
-            rows.append(row)
-    return OpinionClassifier([row["text"] for row in rows], [int(row["label"]) for row in rows])
+        is_learned = i % 4 == 0 if row["source"] == "imdb" else not is_prompt
+        (learned if is_learned else others).append(row)
+    return learned, others
+
+
+def main() -> None:
+    """Print the accuracy on texts that it has not read, by their source."""
+    classifier = trained_classifier()
+    _, others = divided_rows()
+    for source in ("rotten_tomatoes", "imdb"):
+        rows = [row for row in others if row["source"] == source]
+        scores = classifier([row["text"] for row in rows])
+        n_right = sum((score > 0.5) == (row["label"] == "1") for score, row in zip(scores, rows, strict=True))
+        print(f"{source}: {n_right / len(rows):.3f} of {len(rows):,} texts")
+
+
+if __name__ == "__main__":
+    main()

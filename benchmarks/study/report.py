@@ -14,7 +14,7 @@ from typing import Any
 
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Number of seeds -> 97.5 % quantile of Student's t distribution."""
-REWARD, KL, TIME = "rollout_info/ep_rew", "rollout_info/kl_div_mean", "time/time_elapsed"
+REWARD, KL, TIME = "rollout_info/ep_rew", "rollout_info/kl_div_mean", "CPU hours"
 
 
 def write_report(results: Path) -> Path:
@@ -68,7 +68,8 @@ def samples(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
 
 def pictures(task: Path, results: Path) -> Iterator[str]:
     """Draw the pictures of a task; yield the lines that show them."""
-    curves = {arm.name.replace("_", " "): found for arm in sorted(task.iterdir()) if (found := curves_of(arm))}
+    curves = {arm.name.replace("_", " "): curves_of(arm) for arm in sorted(task.iterdir())}
+    curves = {name: of_seeds for name, of_seeds in curves.items() if of_seeds}
     if not curves:
         return
     for name, key, label in (("kl", KL, "KL to the start, nats per token"), ("time", TIME, "CPU hours")):
@@ -88,8 +89,10 @@ def curves_of(arm: Path) -> list[dict[str, list[float]]]:
         if REWARD not in rows[0]:
             continue
         hours = json.loads((seed / "measured.json").read_text(encoding="utf-8"))["CPU hours"]
-        shares = [hours * (i + 1) / len(rows) for i in range(len(rows))]  # iterations take about equally long
-        curves.append({REWARD: [row[REWARD] for row in rows], KL: [row[KL] for row in rows], TIME: shares})
+
+        # Only the CPU time of the whole run is known; iterations take about equally long.
+        times = [hours * (i + 1) / len(rows) for i in range(len(rows))]
+        curves.append({REWARD: [row[REWARD] for row in rows], KL: [row[KL] for row in rows], TIME: times})
     return curves
 
 

@@ -53,23 +53,30 @@ def forwards_to_generate(
         packs: pack the weights that are large enough, of the layers that compute every token.
         merged: layer with an adapter -> weight `[out, in]` with the adapter merged into it, where that is known.
     """
+    # A layer that reads the prompts once would be packed for a single product.
     repeated = _repeated_layers(model) if packs else set()
     forwards: Forwards = {}
     for layer, weight, bias in _merged_weights(model, merged or {}):
         is_packed = layer in repeated and is_worth_packing(weight)
+
+        # The bias is added in float32, after a product in bfloat16.
         if in_bfloat16:
             weight = weight.bfloat16()
             multiply = product_with_packed if is_packed else functional.linear
             forwards[layer] = partial(
                 product_in_bfloat16, packed(weight) if is_packed else weight, bias, multiply=multiply
             )
-        elif is_packed:
+            continue
+
+        # In float32, a plain weight needs no copy.
+        if is_packed:
             forwards[layer] = partial(product_with_packed, weight=packed(weight), bias=bias)
     return forwards
 
 
 def n_packed_weights(model: PreTrainedModel) -> int:
     """Return the number of weights that are packed, for estimates."""
+    # Factors of adapters are linear layers too, but are merged into the weights that are packed.
     factors: set[nn.Module] = set()
     for layer in model.modules():
         if hasattr(layer, "lora_A"):

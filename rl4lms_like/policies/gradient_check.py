@@ -63,6 +63,7 @@ def check_gradients(reader: EpisodeReader, name: str, episodes: EpisodeBatch) ->
     if error <= TOLERANCE:
         return
 
+    # Single layers can only be tried with whole weights.
     broken = broken_layers(reader.model) if reader.network is None else []
     layers = f", which {broken[0]} and {len(broken) - 1} other layers do not compute" if broken else ""
     raise ModelError(

@@ -58,7 +58,7 @@ def bytes_of_moments(weights: Iterable[torch.Tensor], arguments: PolicyArguments
     if arguments.optimizer["id"] == ADAMW:
         return sum(2 * 4 * weight.numel() for weight in weights)
 
-    # Codes of one byte, a scale for each block, and the values of the 256 codes, which each moment has.
+    # As `AdamW8bit` stores each moment: codes of one byte, a scale for each block, and the values of the 256 codes.
     block_size = int(arguments.optimizer_kwargs.get("block_size", 256))
     n_bytes = 0
     for weight in weights:

@@ -23,6 +23,22 @@ from tests.distributed.cells import BASE, GROUPS, POLICY
 from tests.distributed.test_several_processes import free_port
 
 
+def test_a_group_does_not_read_the_keys_of_the_one_before(monkeypatch):
+    """As under torchrun, whose store outlives the groups of a program."""
+    port = free_port()
+    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    with ProcessGroup(10) as first:
+        first._announce(ValueError("the disk is full"))
+        assert first._announced() and store.num_keys()
+    with ProcessGroup(10) as second:
+        assert second._announced() is None
+
+
 class Two(Ranks):
     size = 2
 
