@@ -18,9 +18,10 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from benchmarks.hyperparameters import half_width
 from rl4lms_like.config.load import load_config, parse_config
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.inference import evaluate_run
@@ -42,8 +43,6 @@ TRAININGS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "dpo": ("dpo", 5e-4, {"beta": 0.5, "sft_weight": 0.5}),
 }
 """Name -> id, learning rate and arguments of a training on the pairs."""
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 10: 2.262}
-"""Number of seeds -> 97.5 % quantile of Student's t distribution."""
 
 
 def blocks_of(name: str, files: dict[str, str], seed: int) -> dict[str, Any]:
@@ -98,9 +97,8 @@ def scores_of_seed(seed: int, folder: Path) -> dict[str, dict[str, float]]:
 
 def with_interval(values: list[float]) -> str:
     """Return the mean of a value over seeds, with its 95 % interval."""
-    if len(values) not in T_95:
-        return f"{fmean(values):.3f}"
-    return f"{fmean(values):.3f} ± {T_95[len(values)] * stdev(values) / len(values) ** 0.5:.3f}"
+    mean = f"{fmean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {half_width(values):.3f}"
 
 
 def main() -> None:

@@ -7,7 +7,7 @@
     KL = mean over tokens of log p_model - log p_start             nats per token, of plainly sampled responses
     perplexity = exp(-mean over tokens of log p_start)             how likely the initial model finds the responses
 
-Nothing here is shared with the training: log-probs are those of transformers' forward pass.
+Texts and log-probs are transformers' own, and not made by the code that trains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +28,7 @@ from benchmarks.study.arms import Answers
 from benchmarks.study.opinions import trained_classifier
 from benchmarks.study.tasks import STORY_TOKENS, FilmSentences, Stories, story_score
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.metrics.diversity import distinct_n
 from rl4lms_like.policies.loading import load_model
 from rl4lms_like.scoring.sentiment import sentiment
 
@@ -81,7 +81,7 @@ def measured(
     numbers = {
         "reward": fmean(score(task, sample, text) for sample, text in zip(samples, texts, strict=True)),
         "perplexity": math.exp(-fmean(log_probs)),
-        "distinct-2": distinct(texts),
+        "distinct-2": distinct_n(texts, 2),
         "tokens": fmean(len(response.ids) for response in responses),
     }
     if task == "film":
@@ -157,12 +157,3 @@ def token_log_probs(model: Any, responses: Sequence[Response]) -> list[float]:
         logits = model(ids).logits[0, n_prompt - 1 : -1]
         log_probs += torch.log_softmax(logits, dim=-1).gather(1, ids[0, n_prompt:, None]).squeeze(1).tolist()
     return log_probs
-
-
-def distinct(texts: Sequence[str]) -> float:
-    """Return the fraction of different ones among all pairs of neighbouring words (Li et al., arXiv 1510.03055)."""
-    pairs: list[tuple[str, str]] = []
-    for text in texts:
-        words = text.split()
-        pairs += pairwise(words)
-    return len(set(pairs)) / max(len(pairs), 1)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
-"""Number of seeds -> 97.5 % quantile of Student's t distribution."""
+from benchmarks.hyperparameters import half_width
+
 REWARD, KL, TIME = "rollout_info/ep_rew", "rollout_info/kl_div_mean", "CPU hours"
 
 
@@ -49,9 +49,8 @@ def with_interval(values: Sequence[float]) -> str:
     """Return the mean of one number over seeds, with half of its 95 % interval; empty without values."""
     if not values:
         return ""
-    if len(values) not in T_95:
-        return f"{fmean(values):.3f}"
-    return f"{fmean(values):.3f} ± {T_95[len(values)] * stdev(values) / len(values) ** 0.5:.3f}"
+    mean = f"{fmean(values):.3f}"
+    return mean if len(values) == 1 else f"{mean} ± {half_width(list(values)):.3f}"
 
 
 def samples(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.study import measure, report, tasks
 from benchmarks.study.arms import QUICK, Answers, Effort, arms
-from benchmarks.study.measure import Response, distinct, measured, token_log_probs, until_end
+from benchmarks.study.measure import Response, measured, token_log_probs, until_end
 from benchmarks.study.opinions import OpinionClassifier, trained_classifier
 from benchmarks.study.tasks import FilmSentences, Stories, story_score
 from rl4lms_like.config.load import parse_config
@@ -89,9 +89,7 @@ def test_logistic_regression_separates_what_can_be_separated():
 # --- numbers --------------------------------------------------------------------------------------------------------
 
 
-def test_distinct_pairs_and_ends():
-    assert distinct(["a b a b", "a b"]) == 2 / 4
-    assert distinct([""]) == 0.0
+def test_a_response_ends_with_its_first_end_token():
     assert until_end([5, 1, 7, 1], 1) == [5, 1] and until_end([5, 7], 1) == [5, 7]
 
 
