@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
 
 import torch
+from annotated_types import Interval
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
@@ -40,6 +41,8 @@ from rl4lms_like.system.http_client import HttpClient, RemoteError
 logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer", bound=BaseModel)
+TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
+"""Token id in an answer; whether it is one of the policy's vocabulary is checked with the episodes."""
 
 N_PROBES = 4
 """Number of texts on which the log-probs are compared after a synchronisation, or one for each server if more."""

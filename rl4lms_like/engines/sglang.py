@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from annotated_types import Interval, Len
+from annotated_types import Len
 from pydantic import BaseModel, FiniteFloat
 
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.engines.arguments import SglangArguments
-from rl4lms_like.engines.server_engine import Completion, Sampling, ServerEngine, parsed, server_error
+from rl4lms_like.engines.server_engine import Completion, Sampling, ServerEngine, TokenId, parsed, server_error
 from rl4lms_like.system.http_client import HttpClient
 
 logger = logging.getLogger(__name__)
@@ -34,8 +34,6 @@ NEUTRAL = {
 }
 """Sampling parameters without effect, which replace those that a server was started with."""
 
-_TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
-
 
 class _FinishReason(BaseModel):
     type: Literal["stop", "length"]
@@ -44,13 +42,13 @@ class _FinishReason(BaseModel):
 class _MetaInfo(BaseModel):
     finish_reason: _FinishReason
     # Log-prob, token and its text, which is null unless it is asked for.
-    output_token_logprobs: list[tuple[FiniteFloat, _TokenId, Any]] | None = None
+    output_token_logprobs: list[tuple[FiniteFloat, TokenId, Any]] | None = None
     input_token_logprobs: list[tuple[FiniteFloat | None, int, Any]] | None = None
     output_token_sampling_logprobs: list[FiniteFloat] | None = None
 
 
 class _Answer(BaseModel):
-    output_ids: Annotated[list[_TokenId], Len(1)]
+    output_ids: Annotated[list[TokenId], Len(1)]
     meta_info: _MetaInfo
 
 

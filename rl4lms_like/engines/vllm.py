@@ -12,19 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from annotated_types import Interval, Len
+from annotated_types import Len
 from pydantic import BaseModel, FiniteFloat
 
 from rl4lms_like.engines.arguments import VllmArguments
-from rl4lms_like.engines.server_engine import Completion, Sampling, ServerEngine, parsed
+from rl4lms_like.engines.server_engine import Completion, Sampling, ServerEngine, TokenId, parsed
 from rl4lms_like.engines.weight_transfer import WeightTransfer
 from rl4lms_like.system.errors import EngineError
 from rl4lms_like.system.http_client import HttpClient
-
-_TokenId = Annotated[int, Interval(ge=0, lt=2**31)]
 
 
 class _LogProb(BaseModel):
@@ -36,7 +35,7 @@ class _LogProbs(BaseModel):
 
 
 class _Choice(BaseModel):
-    token_ids: Annotated[list[_TokenId], Len(1)]
+    token_ids: Annotated[list[TokenId], Len(1)]
     finish_reason: Literal["stop", "length"]
     logprobs: _LogProbs | None = None
     prompt_logprobs: list[dict[int, _LogProb] | None] | None = None
@@ -127,8 +126,11 @@ class VllmEngine(ServerEngine):
         if self._transfer is None:
             if self.transfer_backend == "nccl" and policy.device.type != "cuda":
                 raise EngineError(f"engine.args.sync: transfer needs the policy on a GPU, not on {policy.device}")
+
+            # A repeated request would wait for tensors that were sent already.
+            without_retries = [replace(server, retries=0) for server in self.servers]
             self._transfer = WeightTransfer(
-                self._post_once,
+                partial(self.post_each, servers=without_retries),
                 n_servers=len(self.servers),
                 n_workers=self.arguments.n_workers,
                 backend=self.transfer_backend,
@@ -136,10 +138,7 @@ class VllmEngine(ServerEngine):
                 timeout_s=self.arguments.timeout,
             )
         self._transfer.send(policy.full_weights())
-        self.post("/reset_prefix_cache")
-
-    def _post_once(self, path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
-        self.post_each(path, bodies, [replace(server, retries=0) for server in self.servers])
+        self.post("/reset_prefix_cache")  # of older weights
 
     def load_weights(self, folder: Path) -> None:
         """Let all servers load weights, and drop the cache of prefixes, which has keys and values of older ones."""

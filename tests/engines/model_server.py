@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -46,12 +46,28 @@ class ModelServer:
         folder: of its model.
 
     Attributes:
+        engine: id of the engine that is its client.
+        GENERATE: path of the requests for responses.
+        UPDATE: paths of the requests that load weights, in order.
+        LOAD_ADAPTERS: path of the request that loads adapters.
+        UNLOAD_ADAPTERS: path of the request that removes them.
+        RELEASE: path of the request that releases memory.
+        RESUME: path of the request that allocates it again.
         url: its address.
         requests: path and body of each request, in order.
         answers: path -> the function that answers in place of the server.
         own_end: token that ends all responses, as a checkpoint's generation config may have one.
+        returns_model_log_probs: log-probs are those of the model, not of the distribution that is sampled from.
         adapters: name -> model with the adapters that were loaded under this name.
     """
+
+    engine: ClassVar[str]
+    GENERATE: ClassVar[str]
+    UPDATE: ClassVar[list[str]]
+    LOAD_ADAPTERS: ClassVar[str]
+    UNLOAD_ADAPTERS: ClassVar[str]
+    RELEASE: ClassVar[str]
+    RESUME: ClassVar[str]
 
     def __init__(self, folder: Path) -> None:
         # `from_pretrained` is not for threads: while it loads, it switches the tying of weights off for all models.
@@ -62,7 +78,7 @@ class ModelServer:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.answers: dict[str, Answer] = {}
-        self.own_end, self.is_asleep = None, False
+        self.own_end, self.is_asleep, self.returns_model_log_probs = None, False, False
         self.lock = threading.Lock()
         self.adapters = dict[str, Any]()
         owner = self
@@ -99,6 +115,30 @@ class ModelServer:
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Do what a server of the protocol does."""
         raise NotImplementedError
+
+    def generated(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Return the answer to a request for a response, and its status."""
+        raise NotImplementedError
+
+    @staticmethod
+    def replace_tokens(content: dict[str, Any], ids: list[Any], log_probs: list[Any] | None) -> None:
+        """Replace the tokens of an answer and their log-probs."""
+        raise NotImplementedError
+
+    @staticmethod
+    def replace_reason(content: dict[str, Any], reason: str | None) -> None:
+        """Replace the reason for the end of an answer's response."""
+        raise NotImplementedError
+
+    def changed(self, change: Callable[[dict[str, Any]], Any]) -> Answer:
+        """Return a function that answers requests for responses with a changed answer."""
+
+        def answer(handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
+            content, status = self.generated(body)
+            change(content)
+            send(handler, content, status)
+
+        return answer
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

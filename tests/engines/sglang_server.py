@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.engines.model_server import ModelServer, send
 
@@ -22,35 +22,39 @@ class SglangServer(ModelServer):
 
     Attributes:
         deterministic: it samples with the seeds of requests (`--enable-deterministic-inference`).
-        original: log-probs are those of the model (`SGLANG_RETURN_ORIGINAL_LOGPROB`).
     """
 
+    engine = "sglang"
+    GENERATE = "/generate"
+    UPDATE: ClassVar[list[str]] = ["/update_weights_from_disk"]
+    LOAD_ADAPTERS, UNLOAD_ADAPTERS = "/load_lora_adapter", "/unload_lora_adapter"
+    RELEASE, RESUME = "/release_memory_occupation", "/resume_memory_occupation"
+
     deterministic = True
-    original = False
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Do what SGLang does."""
-        if handler.path == "/generate":
+        if handler.path == self.GENERATE:
             with self.lock:
                 content, status = self.generated(body)
             send(handler, content, status)
-        elif handler.path == "/update_weights_from_disk":
+        elif handler.path == self.UPDATE[0]:
             assert set(body) == {"model_path", "flush_cache"} and body["flush_cache"]
             with self.lock:
                 self.load(Path(body["model_path"]))
             message = "Succeeded to update model weights."
             send(handler, {"success": True, "message": message, "num_paused_requests": 0})
-        elif handler.path == "/load_lora_adapter":
+        elif handler.path == self.LOAD_ADAPTERS:
             if self.load_adapters(body["lora_name"], body["lora_path"]):
                 send(handler, {"success": True, "error_message": None, "loaded_adapters": {}})
             else:
                 send(handler, {"success": False, "error_message": "it is already loaded"}, 400)
-        elif handler.path == "/unload_lora_adapter":
+        elif handler.path == self.UNLOAD_ADAPTERS:
             with self.lock:
                 del self.adapters[body["lora_name"]]
             send(handler, {"success": True, "error_message": None, "loaded_adapters": {}})
-        elif handler.path in ("/release_memory_occupation", "/resume_memory_occupation"):
-            self.is_asleep = handler.path.startswith("/release")
+        elif handler.path in (self.RELEASE, self.RESUME):
+            self.is_asleep = handler.path == self.RELEASE
             send(handler, None)
         else:
             send(handler, {"detail": "Not Found"}, 404)
@@ -96,7 +100,7 @@ class SglangServer(ModelServer):
 
         # Neither has top_k; `at_temperature` is that of the model if greedy.
         if body.get("return_logprob"):
-            log_probs = sampled.of_model if self.original else sampled.at_temperature
+            log_probs = sampled.of_model if self.returns_model_log_probs else sampled.at_temperature
             entries = [[value, token, None] for value, token in zip(log_probs, sampled.ids, strict=True)]
             meta_info["output_token_logprobs"] = entries
             start = body.get("logprob_start_len", -1)
@@ -113,3 +117,17 @@ class SglangServer(ModelServer):
         return [
             [value, token if token < last else 0, None] for value, token in zip(values, prompt[start:], strict=True)
         ]
+
+    @staticmethod
+    def replace_tokens(content: dict[str, Any], ids: list[Any], log_probs: list[Any] | None) -> None:
+        """Replace the tokens of an answer and their log-probs."""
+        content["output_ids"] = ids
+        content["meta_info"]["output_token_logprobs"] = None
+        if log_probs is not None:
+            entries = [[value, token, None] for value, token in zip(log_probs, ids, strict=False)]
+            content["meta_info"]["output_token_logprobs"] = entries
+
+    @staticmethod
+    def replace_reason(content: dict[str, Any], reason: str | None) -> None:
+        """Replace the reason for the end of an answer's response."""
+        content["meta_info"]["finish_reason"] = None if reason is None else {"type": reason}

@@ -26,12 +26,16 @@ class VllmServer(ModelServer):
     """Loopback server.
 
     Attributes:
-        processed: log-probs are those of the sampled distribution (`--logprobs-mode processed_logprobs`).
         received: names of the weights that were transferred, by request.
         load_transferred: False if they are received, but not loaded.
     """
 
-    processed = True
+    engine = "vllm"
+    GENERATE = "/v1/completions"
+    UPDATE: ClassVar[list[str]] = ["/collective_rpc", "/reset_prefix_cache"]
+    LOAD_ADAPTERS, UNLOAD_ADAPTERS = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    RELEASE, RESUME = "/sleep?level=1", "/wake_up"
+
     load_transferred = True
 
     def __init__(self, folder: Path) -> None:
@@ -42,27 +46,28 @@ class VllmServer(ModelServer):
 
     def answer(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
         """Do what vLLM does."""
-        if handler.path == "/v1/completions":
+        if handler.path == self.GENERATE:
             with self.lock:
-                send(handler, {"error": "asleep"}, 400) if self.is_asleep else send(handler, self.completion(body))
-        elif handler.path == "/collective_rpc":
+                content, status = self.generated(body)
+            send(handler, content, status)
+        elif handler.path == self.UPDATE[0]:
             assert body["method"] == "reload_weights"
             with self.lock:
                 self.load(Path(body["kwargs"]["weights_path"]))
             send(handler, {"results": [None]})
-        elif handler.path == "/v1/load_lora_adapter":
+        elif handler.path == self.LOAD_ADAPTERS:
             if self.load_adapters(body["lora_name"], body["lora_path"]):
                 send(handler, b"Success: LoRA adapter added")
             else:
                 send(handler, {"error": "already loaded"}, 400)
-        elif handler.path == "/v1/unload_lora_adapter":
+        elif handler.path == self.UNLOAD_ADAPTERS:
             with self.lock:
                 del self.adapters[body["lora_name"]]
             send(handler, b"Success: LoRA adapter removed")
-        elif handler.path in ("/sleep?level=1", "/wake_up"):
-            self.is_asleep = handler.path != "/wake_up"
+        elif handler.path in (self.RELEASE, self.RESUME):
+            self.is_asleep = handler.path == self.RELEASE
             send(handler, {"status": "ok"})
-        elif handler.path == "/reset_prefix_cache":
+        elif handler.path == self.UPDATE[1]:
             send(handler, {"success": True})
         elif handler.path in self.TRANSFER:
             try:
@@ -72,6 +77,10 @@ class VllmServer(ModelServer):
                 send(handler, {"error": str(error)}, 500)
         else:
             send(handler, {"detail": "Not Found"}, 404)
+
+    def generated(self, body: dict[str, Any]) -> tuple[dict[str, Any], int]:
+        """Return the answer to a request for a completion, and its status."""
+        return ({"error": "asleep"}, 400) if self.is_asleep else (self.completion(body), 200)
 
     def completion(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request for a completion."""
@@ -92,13 +101,24 @@ class VllmServer(ModelServer):
         reason = "stop" if sampled.is_stopped else "length"
         choice = {"index": 0, "text": "", "finish_reason": reason, "token_ids": sampled.ids, "prompt_token_ids": prompt}
         if body.get("logprobs") is not None:
-            log_probs = sampled.as_sampled if self.processed else sampled.of_model
+            log_probs = sampled.of_model if self.returns_model_log_probs else sampled.as_sampled
             choice["logprobs"] = {"token_logprobs": log_probs, "tokens": [f"token_id:{token}" for token in sampled.ids]}
         if body.get("prompt_logprobs") is not None:
             log_probs = self.text_log_probs(prompt, adapters)
             later = [{str(token): {"logprob": value}} for token, value in zip(prompt[1:], log_probs, strict=True)]
             choice["prompt_logprobs"] = [None, *later]
         return {"id": "cmpl-1", "object": "text_completion", "choices": [choice]}
+
+    @staticmethod
+    def replace_tokens(content: dict[str, Any], ids: list[Any], log_probs: list[Any] | None) -> None:
+        """Replace the tokens of an answer and their log-probs."""
+        logprobs = None if log_probs is None else {"token_logprobs": log_probs}
+        content["choices"][0].update(token_ids=ids, logprobs=logprobs)
+
+    @staticmethod
+    def replace_reason(content: dict[str, Any], reason: str | None) -> None:
+        """Replace the reason for the end of an answer's response."""
+        content["choices"][0]["finish_reason"] = reason
 
     # --- transfer of weights, as in vLLM 0.32, but by gloo ---
 
