@@ -7,8 +7,9 @@
                                             0  0  1  0
 
 The positions of a text begin with 0. A model of transformers that gets them and no attention mask lets a token attend
-to those of its own text only. Its mask has `width` entries for each token, so one endless row would be slow: the rows
-are as wide as is fastest. Kernels for texts of unequal length (flash attention) have no mask, and need one row.
+to those of its own text only. It computes attention for all `width**2` pairs of tokens of a row, and masks those of
+different texts, so that a single long row would be slow: the rows have the width with the lowest estimated cost. Flash
+attention computes pairs within texts only; its texts are all in one row.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from torch import Tensor
 from rl4lms_like.core.devices import to_device
 
 ATTENTION_WIDTHS = 4
-"""Attention costs as much as the rest of a layer if a row has this many tokens for each number of a hidden state:
-measured 2.9 to 6.7, forward and backward pass on a processor, with widths of 128 and 512, `sdpa` and `eager`."""
+"""Width of a row at which attention takes as long as the rest of a layer, in sizes of a hidden state: measured 2.9 to
+6.7, forward and backward pass on a processor, with hidden states of 128 and 512 numbers, `sdpa` and `eager`."""
 
-WORTH_IT = 0.9
-"""Largest cost of packed rows, of that of padded rows, with which rows are packed."""
+LARGEST_COST = 0.9
+"""Largest estimated cost of packed rows, as a fraction of that of padded rows, at which rows are packed."""
 
 
 @dataclass(frozen=True)
 class PackedRows:
-    """Positions of the tokens of `n` padded rows in `k` packed ones.
+    """Places of the tokens of `n` padded rows in `k` packed ones; a place is `packed row * width + column`.
 
     Args:
-        starts: `[n]`, column of each row's first token; its tokens are neighbours.
+        starts: `[n]`, column of each row's first token; the others follow it without gaps.
         lengths: `[n]`, number of tokens of each row, at least one.
         bins: the rows that each packed row has, in their order.
     """
@@ -58,24 +59,29 @@ class PackedRows:
 
     @cached_property
     def first_places(self) -> Tensor:
-        """Position of each row's first token in the packed rows, one after another, `[n]`."""
+        """Place of each row's first token, `[n]`."""
         places = torch.zeros_like(self.lengths)
         for number, rows in enumerate(self.bins):
+            # A row begins after the tokens of those before it in the same packed row.
             lengths = self.lengths[list(rows)]
             places[list(rows)] = number * self.width + lengths.cumsum(0) - lengths
         return places
 
     @cached_property
     def _tokens(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Row, position within the row, and position in the packed rows of each token `[n_tokens]`."""
+        """Row, position in its text, and place of each token, `[n_tokens]` each."""
         rows = torch.arange(len(self.lengths)).repeat_interleave(self.lengths)
-        before = self.lengths.cumsum(0) - self.lengths  # tokens of the rows before each row, [n]
-        positions = torch.arange(len(rows)) - before[rows]
+
+        # Numbered through all rows, the first token of a row has the number of tokens before it.
+        n_before = self.lengths.cumsum(0) - self.lengths  # [n]
+        positions = torch.arange(len(rows)) - n_before[rows]
         return rows, positions, self.first_places[rows] + positions
 
     def position_ids(self) -> Tensor:
-        """Return the position of each token in its text `[k, width]`; 0 at padding, which is a text of one token."""
+        """Return the position of each token in its text `[k, width]`."""
         _, positions, places = self._tokens
+
+        # With position 0, each token of padding is a text of its own, to which no other token attends.
         flat = torch.zeros(len(self.bins) * self.width, dtype=torch.long)
         return flat.index_copy(0, places, positions).view(self.shape)
 
@@ -83,7 +89,8 @@ class PackedRows:
         """Return the entries of tokens in a matrix of padded rows `[n, m]` as `[k, width]`, with `fill` at padding."""
         rows, positions, places = self._tokens
         columns = self.starts[rows] + positions
-        entries = matrix[to_device(rows, matrix.device), to_device(columns, matrix.device)]
+        entries = matrix[to_device(rows, matrix.device), to_device(columns, matrix.device)]  # [n_tokens]
+
         flat = matrix.new_full((len(self.bins) * self.width,), fill)
         return flat.index_copy(0, to_device(places, matrix.device), entries).view(self.shape)
 
@@ -92,12 +99,13 @@ class PackedRows:
 
         Args:
             outputs: `[k, width, ...]`.
-            firsts: `[n]`, position in each row of the first output that is returned.
+            firsts: `[n]`, position in its text of the first output of each row that is returned.
             n_columns: number of outputs of the longest part.
 
         Returns:
             `[n, n_columns, ...]`; after a row's last token, its output again.
         """
+        # The limit keeps padding within the row's own text: it may be read, but never counts.
         positions = (firsts[:, None] + torch.arange(n_columns)).minimum(self.lengths[:, None] - 1)
         places = self.first_places[:, None] + positions  # [n, n_columns]
         return outputs.flatten(0, 1)[to_device(places, outputs.device)]
@@ -131,19 +139,25 @@ class RowPacking:
         """Return the rows of each packed row, or None if padded rows are about as fast."""
         longest = max(lengths)
         n_tokens = sum(lengths)
+
+        # Without a mask, only the number of tokens counts.
         if self.one_row:
-            is_faster = n_tokens <= WORTH_IT * len(lengths) * longest
+            is_faster = n_tokens <= LARGEST_COST * len(lengths) * longest
             return [list(range(len(lengths)))] if is_faster else None
 
-        # From as many packed rows as would be full with the width of the longest text down to one, by steps of 2^.5. No
-        # more pairs of tokens than padded rows have: some kernels keep a number for each pair.
+        # Padded rows, unless others cost less.
         best = None
-        lowest_cost = WORTH_IT * self._cost(len(lengths), longest)
+        lowest_cost = LARGEST_COST * self._cost(len(lengths), longest)
+
+        # No row is narrower than the longest text; at that width at least `n_tokens / longest` rows are needed. From
+        # there down to a single row, each candidate has about 0.7 times as many rows as the one before.
         n_bins = math.ceil(n_tokens / longest)
         while n_bins:
             bins = balanced_bins(lengths, n_bins)
             width = max(sum(lengths[row] for row in rows) for rows in bins)
             cost = self._cost(n_bins, width)
+
+            # No more pairs of tokens than padded rows have: some kernels keep a number for each pair in memory.
             if cost <= lowest_cost and n_bins * width**2 <= len(lengths) * longest**2:
                 lowest_cost = cost
                 best = bins
@@ -151,14 +165,18 @@ class RowPacking:
         return best
 
     def _cost(self, n_rows: int, width: int) -> float:
-        """Return the cost of a pass: of layers, linear in the tokens, and of attention, in pairs of tokens of a row."""
+        """Return the estimated cost of a pass over rows of one width, in a unit of its own."""
+        # Linear layers cost the same for each token; attention costs `width` more for each, because it has all pairs of
+        # a row. At a width of ATTENTION_WIDTHS hidden states, both terms are equal.
         return n_rows * width * (ATTENTION_WIDTHS * self.hidden_size + width)
 
 
 def balanced_bins(lengths: Sequence[int], n_bins: int) -> list[list[int]]:
     """Return rows in bins of about equal numbers of tokens: the longest first, each in the bin with fewest so far."""
     bins: list[list[int]] = [[] for _ in range(n_bins)]
-    loads = [(0, number) for number in range(n_bins)]  # a heap
+
+    # A heap of (number of tokens, bin): its first entry is the bin with the fewest.
+    loads = [(0, number) for number in range(n_bins)]
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         load, number = heapq.heappop(loads)
         bins[number].append(row)
