@@ -32,9 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.ppo_iteration import RESULTS, machine
-from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.run_config import SupervisedConfig
-from rl4lms_like.offline.assemble_supervised import SupervisedRun, assemble_supervised
+from benchmarks.supervised_logits import assembled, config_of, first_batches
+from rl4lms_like.offline.assemble_supervised import SupervisedRun
 from rl4lms_like.testing.models import make_causal_lm, make_tokenizer, save_model
 
 SIZES = {"width": 192, "layers": 3, "batch": 16, "batches": 2, "median": 64, "longest": 512}
@@ -73,41 +72,24 @@ def make_conversations(file: Path, task: str, sizes: Mapping[str, int]) -> None:
     """Write conversations of a user and an assistant, who write about equally much in up to three turns each."""
     rng = random.Random(0)
     rows = []
+
     # Half of them are for evaluations.
     for _ in range(2 * sizes["batch"] * sizes["batches"]):
-        n = n_characters(task, sizes, rng)
+        n_all = n_characters(task, sizes, rng)
         n_messages = 2 if task == "equal" else 2 * rng.randint(1, 3)
         messages = []
         for number in range(n_messages):
-            text = "".join(rng.choices("QXZJKVWY", k=n // n_messages))
+            text = "".join(rng.choices("QXZJKVWY", k=n_all // n_messages))
             messages.append({"role": ("user", "assistant")[number % 2], "content": text})
         rows.append({"messages": messages})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def assembled(folder: Path, task: str, sizes: Mapping[str, int]) -> SupervisedRun:
+def packing_run(folder: Path, task: str, sizes: Mapping[str, int]) -> SupervisedRun:
     """Return a run that packs its rows."""
-    config = parse_config({
-        "tokenizer": {"model_name": str(folder / "model"), "chat_template": str(folder / "template.jinja")},
-        "datapool": {"id": "jsonl", "args": {"path": str(folder / f"{task}.jsonl")}},
-        "alg": {
-            "id": "supervised",
-            "model_type": "causal",
-            "model_name": str(folder / "model"),
-            "packing": "auto",
-            "generation_kwargs": {"max_new_tokens": 1},
-            "training_args": {
-                "per_device_train_batch_size": sizes["batch"],
-                "eval_strategy": "no",
-                "save_strategy": "no",
-            },
-        },
-        "train_evaluation": {"eval_batch_size": 1, "generate": False, "save_model": False},
-        "n_threads": 1,
-        "device": "cpu",
-    })  # fmt: skip
-    assert isinstance(config, SupervisedConfig)
-    return assemble_supervised(config)
+    config = config_of(folder, task, sizes["batch"], packing="auto")
+    config["tokenizer"]["chat_template"] = str(folder / "template.jinja")
+    return assembled(config)
 
 
 @contextmanager
@@ -130,30 +112,43 @@ def loss_and_gradient(run: SupervisedRun, batch: Any) -> tuple[float, torch.Tens
     return float(loss.detach()), gradient
 
 
-def compared(run: SupervisedRun, sizes: Mapping[str, int], rounds: int) -> dict[str, Any]:
+def compared(run: SupervisedRun, n_batches: int, rounds: int) -> dict[str, Any]:
     """Return the times of both kinds of rows, and their differences."""
-    objective: Any = run.objective
     run.model.train()
-    rows = run.examples["train"].rows
-    batches = []
-    for start in range(0, sizes["batch"] * sizes["batches"], sizes["batch"]):
-        batches.append(objective.collate(rows[start : start + sizes["batch"]]))
-    kinds = {"padded": None, "packed": objective.packing}
+    batches = first_batches(run, n_batches)
+    kinds = {"padded": None, "packed": run.objective.packing}  # type: ignore[attr-defined]
 
     # Differences first, which also is a round without a clock.
-    differences = {"loss_difference": 0.0, "gradient_difference": 0.0}
-    positions = dict.fromkeys(kinds, 0)
+    differences = differences_of(run, batches, kinds)
+    return {
+        "tokens": sum(int(batch["attention_mask"].sum()) for batch in batches),
+        **differences,
+        **times_of(run, batches, kinds, rounds),
+    }
+
+
+def differences_of(run: SupervisedRun, batches: Sequence[Any], kinds: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of positions that are read with each kind of rows, and the largest relative differences."""
+    objective: Any = run.objective
+    positions = {f"{kind}_positions": 0 for kind in kinds}
+    loss_difference = gradient_difference = 0.0
     for batch in batches:
-        results = {}
+        results = []
         for kind, objective.packing in kinds.items():
             with counted_positions(run.model) as counts:
-                results[kind] = loss_and_gradient(run, batch)
-            positions[kind] += sum(counts)
-        (loss, gradient), (packed_loss, packed_gradient) = results["padded"], results["packed"]
-        of_batch = (abs(packed_loss / loss - 1), float((packed_gradient - gradient).norm() / gradient.norm()))
-        for name, difference in zip(differences, of_batch, strict=True):
-            differences[name] = max(differences[name], difference)
+                results.append(loss_and_gradient(run, batch))
+            positions[f"{kind}_positions"] += sum(counts)
 
+        (padded_loss, padded_gradient), (packed_loss, packed_gradient) = results
+        loss_difference = max(loss_difference, abs(packed_loss / padded_loss - 1))
+        distance = float((packed_gradient - padded_gradient).norm() / padded_gradient.norm())
+        gradient_difference = max(gradient_difference, distance)
+    return {**positions, "loss_difference": loss_difference, "gradient_difference": gradient_difference}
+
+
+def times_of(run: SupervisedRun, batches: Sequence[Any], kinds: Mapping[str, Any], rounds: int) -> dict[str, float]:
+    """Return the median CPU seconds of each kind of rows, which take turns, and the median ratio of a round."""
+    objective: Any = run.objective
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for _ in range(rounds):
         for kind, objective.packing in kinds.items():
@@ -161,16 +156,10 @@ def compared(run: SupervisedRun, sizes: Mapping[str, int], rounds: int) -> dict[
             for batch in batches:
                 loss_and_gradient(run, batch)
             seconds[kind].append(time.process_time() - start)
+
     medians = {f"{kind}_s": statistics.median(measured) for kind, measured in seconds.items()}
-    ratio = statistics.median(packed / padded for padded, packed in zip(*seconds.values(), strict=True))
-    n_tokens = sum(int(batch["attention_mask"].sum()) for batch in batches)
-    return {
-        "tokens": n_tokens,
-        **{f"{kind}_positions": n for kind, n in positions.items()},
-        **medians,
-        "ratio": ratio,
-        **differences,
-    }
+    ratios = [packed / padded for padded, packed in zip(seconds["padded"], seconds["packed"], strict=True)]
+    return {**medians, "ratio": statistics.median(ratios)}
 
 
 def measure(tasks: Sequence[str], sizes: Mapping[str, int], rounds: int) -> list[dict[str, Any]]:
@@ -183,7 +172,7 @@ def measure(tasks: Sequence[str], sizes: Mapping[str, int], rounds: int) -> list
         (folder / "template.jinja").write_text(TEMPLATE)
         for task in tasks:
             make_conversations(folder / f"{task}.jsonl", task, sizes)
-            row = {"task": task, **compared(assembled(folder, task, sizes), sizes, rounds)}
+            row = {"task": task, **compared(packing_run(folder, task, sizes), sizes["batches"], rounds)}
             results.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
     return results

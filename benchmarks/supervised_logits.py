@@ -34,7 +34,7 @@ from benchmarks.ppo_iteration import RESULTS, machine
 from benchmarks.systems.worker import peak_mb
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import SupervisedConfig
-from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.assemble_supervised import SupervisedRun, assemble_supervised
 from rl4lms_like.testing.models import make_word_tokenizer, save_model
 
 MIB = 2**20
@@ -81,8 +81,15 @@ def make_data(file: Path, task: str, sizes: dict[str, int]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def config_of(folder: Path, task: str, sizes: dict[str, int], budget: float | None) -> dict[str, Any]:
-    """Return the config of a run."""
+def config_of(folder: Path, task: str, batch_size: int, **alg: Any) -> dict[str, Any]:
+    """Return the config of a supervised run that evaluates and saves nothing; for other benchmarks, too.
+
+    Args:
+        folder: folder with the model, and a file of examples for each task.
+        task: name of the file.
+        batch_size: examples of a step.
+        alg: further keys of the block `alg`.
+    """
     return {
         "tokenizer": {"model_name": str(folder / "model")},
         "datapool": {"id": "jsonl", "args": {"path": str(folder / f"{task}.jsonl")}},
@@ -90,13 +97,13 @@ def config_of(folder: Path, task: str, sizes: dict[str, int], budget: float | No
             "id": "supervised",
             "model_type": "causal",
             "model_name": str(folder / "model"),
-            "logits_budget_mb": budget,
             "generation_kwargs": {"max_new_tokens": 1},
             "training_args": {
-                "per_device_train_batch_size": sizes["batch"],
+                "per_device_train_batch_size": batch_size,
                 "eval_strategy": "no",
                 "save_strategy": "no",
             },
+            **alg,
         },
         "train_evaluation": {"eval_batch_size": 1, "generate": False, "save_model": False},
         "n_threads": 1,
@@ -104,35 +111,43 @@ def config_of(folder: Path, task: str, sizes: dict[str, int], budget: float | No
     }
 
 
-def assembled(config: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """Return the model, the objective and a batch of a run."""
+def assembled(config: dict[str, Any]) -> SupervisedRun:
+    """Return the run of a config."""
     parsed = parse_config(config)
     assert isinstance(parsed, SupervisedConfig)
-    run = assemble_supervised(parsed)
-    rows = run.examples["train"].rows[: parsed.alg.training_args["per_device_train_batch_size"]]
-    return run.model, run.objective, run.objective.collate(rows)
+    return assemble_supervised(parsed)
+
+
+def first_batches(run: SupervisedRun, n_batches: int) -> list[Any]:
+    """Return the first batches of a run."""
+    batch_size = run.config.alg.training_args["per_device_train_batch_size"]
+    rows = run.examples["train"].rows
+    return [run.objective.collate(rows[n * batch_size : (n + 1) * batch_size]) for n in range(n_batches)]
 
 
 def peak(config: dict[str, Any]) -> dict[str, float]:
     """Return the memory that loss and gradient of a batch need, above that of the loaded model, in MiB."""
-    model, objective, batch = assembled(config)
+    run = assembled(config)
+    [batch] = first_batches(run, 1)
     before = peak_mb()
-    loss = objective.loss(model, batch)
+    loss = run.objective.loss(run.model, batch)
     loss.backward()
     return {"peak_mib": peak_mb() - before, "loss": float(loss.detach())}
 
 
 def times(config: dict[str, Any]) -> dict[str, float]:
     """Return the CPU seconds of loss and gradient of a batch, by budget."""
-    model, objective, batch = assembled(config)
+    run = assembled(config)
+    [batch] = first_batches(run, 1)
+    objective: Any = run.objective
     seconds: dict[str, list[float]] = {str(budget): [] for budget in BUDGETS}
     for _ in range(ROUNDS):
         for budget in BUDGETS:
             objective.logits_budget = None if budget is None else int(budget * MIB / 4)
             start = time.process_time()
-            objective.loss(model, batch).backward()
+            objective.loss(run.model, batch).backward()
             seconds[str(budget)].append(time.process_time() - start)
-            model.zero_grad()
+            run.model.zero_grad()
     return {budget: statistics.median(measured) for budget, measured in seconds.items()}
 
 
@@ -164,9 +179,9 @@ def main() -> None:
         make_model(folder / "model", sizes)
         for task in TASKS[:1] if arguments.quick else TASKS:
             make_data(folder / f"{task}.jsonl", task, sizes)
-            seconds = measured({"what": "times", "config": config_of(folder, task, sizes, None)})
+            seconds = measured({"what": "times", "config": config_of(folder, task, sizes["batch"])})
             for budget in BUDGETS:
-                config = config_of(folder, task, sizes, budget)
+                config = config_of(folder, task, sizes["batch"], logits_budget_mb=budget)
                 row: dict[str, Any] = {"task": task, "budget_mb": budget, "cpu_s": seconds[str(budget)]}
                 row |= measured({"what": "peak", "config": config})
                 rows.append(row)

@@ -149,7 +149,7 @@ class RowPacking:
         best = None
         lowest_cost = LARGEST_COST * self._cost(len(lengths), longest)
 
-        # No row is narrower than the longest text, and at that width at least `n_tokens / longest` rows are needed. From
+        # No row is narrower than the longest text; at that width at least `n_tokens / longest` rows are needed. From
         # there down to a single row, each candidate has about 0.7 times as many rows as the one before.
         n_bins = math.ceil(n_tokens / longest)
         while n_bins:
