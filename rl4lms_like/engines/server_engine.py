@@ -582,7 +582,7 @@ class ServerEngine(GenerationEngine):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _divided(self, n_requests: int) -> list[HttpClient]:
-        """Return the server of each request; consecutive ones, as those of one prompt, have the same."""
+        """Return the server of each request; consecutive ones, as most of one prompt, have the same."""
         return [self.servers[number * len(self.servers) // n_requests] for number in range(n_requests)]
 
     def answers(self, path: str, bodies: Sequence[Mapping[str, Any]], servers: Sequence[HttpClient]) -> list[bytes]:
