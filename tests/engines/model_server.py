@@ -145,10 +145,10 @@ class ModelServer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Copy the weights that the files have; the others stay as they are."""
-        found = load_file(folder / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
         for name, weight in self.model.named_parameters():
-            if name in found:
-                weight.copy_(found[name])
+            if name in stored:
+                weight.copy_(stored[name])
 
     def load_adapters(self, name: str, folder: str) -> bool:
         """Load adapters under a new name; a known one is refused."""

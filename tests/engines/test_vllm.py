@@ -18,8 +18,9 @@ from rl4lms_like.system.errors import ConfigError, EngineError, MetricError, RL4
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from tests.builders import SAMPLING, make_policy
 from tests.configs import run_blocks
+from tests.engines.model_server import send
 from tests.engines.responses import gaps, generate, move
-from tests.engines.vllm_server import VllmServer, send
+from tests.engines.vllm_server import VllmServer
 
 COMPLETIONS, RELOAD = "/v1/completions", "/collective_rpc"
 
