@@ -135,7 +135,7 @@ class ServerEngine(GenerationEngine):
         adapters: with `sync: adapters`, the name of the adapters that the servers have; None is the base model.
         arguments_class: class of its arguments.
         length_option: option of a server that limits the length of prompt and response together.
-        own_end_advice: how to start a server that ends responses with the end tokens of the run only.
+        end_token_advice: how to start a server that ends responses with the end tokens of the run only.
         log_prob_advice: how to start a server that returns log-probs of the distribution that it samples from.
 
     Raises:
@@ -147,7 +147,7 @@ class ServerEngine(GenerationEngine):
     id: ClassVar[str]
     arguments_class: ClassVar[type[ServerArguments]]
     length_option: ClassVar[str]
-    own_end_advice: ClassVar[str]
+    end_token_advice: ClassVar[str]
     log_prob_advice: ClassVar[str]
 
     def __init__(self, **arguments: Any) -> None:
@@ -266,15 +266,15 @@ class ServerEngine(GenerationEngine):
         if unsupported:
             raise ModelError(f"the engine {self.id} does not support {', '.join(unsupported)}")
 
-        stops = None
-        strings = stop_strings_of(generation_kwargs)
-        if strings:
-            if tokenizer is None:
-                raise ModelError(f"generation_kwargs have stop_strings {list(strings)}, but the environment has none")
-            stops = StopStrings(strings, tokenizer)
-
-        # One request for each response: responses to several prompts in one request would share a seed.
         sampling = Sampling.of(generation_kwargs, eos_token_ids, max_new_tokens)
+        stops = None
+        if sampling.stop_strings:
+            if tokenizer is None:
+                strings = list(sampling.stop_strings)
+                raise ModelError(f"generation_kwargs have stop_strings {strings}, but the environment has none")
+            stops = StopStrings(sampling.stop_strings, tokenizer)
+
+        # One request for each response: responses to several prompts in one request would have the same seed.
         prompts = real_ids(prompt_ids, prompt_mask.bool())
         seeds = None
         if seed is not None:
@@ -282,21 +282,27 @@ class ServerEngine(GenerationEngine):
         servers = self._divided(len(prompts))
         completions = self.completions(prompts, sampling, seeds, servers, record_log_prob=record_log_prob)
 
-        # A server that ignores a parameter would otherwise change the rollout without an error.
         for completion, server in zip(completions, servers, strict=True):
-            n_tokens = len(completion.token_ids)
-            n_log_probs = len(completion.log_probs)
-            if n_tokens > sampling.max_new_tokens:
-                raise server_error(server, f"generated {n_tokens} tokens, of at most {sampling.max_new_tokens}")
-            if completion.reached_limit and n_tokens < sampling.max_new_tokens:
-                raise server_error(
-                    server,
-                    f"cut off a response after {n_tokens} tokens, of {sampling.max_new_tokens}: start it with a larger "
-                    f"{self.length_option} (at least the longest prompt plus the longest response plus 1)",
-                )
-            if record_log_prob and n_log_probs != n_tokens:
-                raise server_error(server, f"answered with {n_log_probs} log-probs of {n_tokens} tokens")
+            self._check_lengths(completion, server, sampling.max_new_tokens, record_log_prob=record_log_prob)
         return self._episodes(prompts, completions, servers, eos_token_ids, stops)
+
+    def _check_lengths(
+        self, completion: Completion, server: HttpClient, max_new_tokens: int, *, record_log_prob: bool
+    ) -> None:
+        """Check the numbers of tokens and log-probs, as a server that ignores a parameter would change the rollout."""
+        n_tokens = len(completion.token_ids)
+        if n_tokens > max_new_tokens:
+            raise server_error(server, f"generated {n_tokens} tokens, of at most {max_new_tokens}")
+
+        # The context of the server ended before the limit of the run.
+        if completion.reached_limit and n_tokens < max_new_tokens:
+            raise server_error(
+                server,
+                f"cut off a response after {n_tokens} tokens, of {max_new_tokens}: start it with a larger "
+                f"{self.length_option} (at least the longest prompt plus the longest response plus 1)",
+            )
+        if record_log_prob and len(completion.log_probs) != n_tokens:
+            raise server_error(server, f"answered with {len(completion.log_probs)} log-probs of {n_tokens} tokens")
 
     def _episodes(
         self,
@@ -326,7 +332,7 @@ class ServerEngine(GenerationEngine):
                 terminated[row] = True
             if not completion.reached_limit and not terminated[row]:
                 detail = "ended a response at a token that does not end responses of this run"
-                raise server_error(servers[row], f"{detail}: {self.own_end_advice}")
+                raise server_error(servers[row], f"{detail}: {self.end_token_advice}")
 
         # There are log-probs of all generated tokens; those after the cut are dropped.
         recorded = list(chain.from_iterable(completion.log_probs for completion in completions))
@@ -495,12 +501,12 @@ class ServerEngine(GenerationEngine):
             theirs = self.score(self._probe, server)
             gap = _mean_gap(ours, theirs)
             if not gap <= limit:  # also if it is NaN
-                sees = "" if self._folder is None else "it does not see this folder, "
+                unseen = "" if self._folder is None else "it does not see this folder, "
                 raise server_error(
                     server,
                     f"has other log-probs than the policy after it loaded {weights}: they differ by {gap:.3g} nats per "
-                    f"token (max_gap {limit:g}). Likely causes: it serves another model, {sees}or its precision is low "
-                    f"(start it with --dtype float32, or raise max_gap)",
+                    f"token (max_gap {limit:g}). Likely causes: it serves another model, {unseen}or its precision is "
+                    f"low (start it with --dtype float32, or raise max_gap)",
                 )
 
             # A small step changes log-probs by less than `max_gap`, so old weights would pass. But then the server's
@@ -576,7 +582,7 @@ class ServerEngine(GenerationEngine):
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def _divided(self, n_requests: int) -> list[HttpClient]:
-        """Return the server of each request; consecutive ones, as those of one prompt, have the same."""
+        """Return the server of each request; consecutive ones, as most of one prompt, have the same."""
         return [self.servers[number * len(self.servers) // n_requests] for number in range(n_requests)]
 
     def answers(self, path: str, bodies: Sequence[Mapping[str, Any]], servers: Sequence[HttpClient]) -> list[bytes]:

@@ -58,7 +58,7 @@ class SglangEngine(ServerEngine):
     id = "sglang"
     arguments_class = SglangArguments
     length_option = "--context-length"
-    own_end_advice = (
+    end_token_advice = (
         "SGLang also ends them with the end tokens of its tokenizer and of the model's config.json and "
         "generation_config.json; start it with the tokenizer of the run, and without other end tokens in these files"
     )
@@ -74,15 +74,16 @@ class SglangEngine(ServerEngine):
         record_log_prob: bool,
     ) -> list[Completion]:
         """Return a response to each prompt; see `ServerEngine.completions`."""
-        # Log-probs of output tokens are those at the temperature, before `top_k`. Those after it come with the tokens
-        # that `top_k` leaves, whose number has a limit; hence only where they differ.
+        # The usual log-probs of output tokens are those at the temperature, before `top_k`. Those after it are returned
+        # together with the tokens that `top_k` leaves, whose number has a limit; hence only where the two differ.
         is_truncated = sampling.temperature > 0 and sampling.top_k > 0
         common = {
             "return_logprob": record_log_prob and not is_truncated,
             "return_sampling_mask": record_log_prob and is_truncated,
         }
 
-        # `ignore_eos` would also ignore the end tokens of the run. -1 are all tokens.
+        # `ignore_eos` ignores all end tokens, also those of the run, so it is set only if the run has none. A `top_k`
+        # of -1 is no truncation.
         parameters = {
             **NEUTRAL,
             "max_new_tokens": sampling.max_new_tokens,
@@ -103,15 +104,12 @@ class SglangEngine(ServerEngine):
 
         completions = []
         for answer, server in zip(self._generated(bodies, servers), servers, strict=True):
-            meta_info = answer.meta_info
-            log_probs: list[float] = []
             if is_truncated:
-                log_probs = meta_info.output_token_sampling_logprobs or []
-            elif meta_info.output_token_logprobs:
-                if [token for _, token, _ in meta_info.output_token_logprobs] != answer.output_ids:
-                    raise server_error(server, "answered with log-probs of other tokens than it generated")
-                log_probs = [log_prob for log_prob, _, _ in meta_info.output_token_logprobs]
-            completions.append(Completion(answer.output_ids, meta_info.finish_reason.type == "length", log_probs))
+                log_probs = answer.meta_info.output_token_sampling_logprobs or []
+            else:
+                log_probs = _token_log_probs(answer, server)
+            reached_limit = answer.meta_info.finish_reason.type == "length"
+            completions.append(Completion(answer.output_ids, reached_limit, log_probs))
         return completions
 
     def log_probs(
@@ -124,7 +122,7 @@ class SglangEngine(ServerEngine):
             body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": 1, "temperature": 0.0}}
             bodies.append({**body, "return_logprob": True, "logprob_start_len": len(ids) - n_tokens - 1})
 
-        # Their ids are not compared: SGLang answers with 0 in place of the last one of the vocabulary.
+        # The ids of the entries are not compared: SGLang answers with 0 in place of the last one of the vocabulary.
         of_texts = []
         for answer, n_tokens in zip(self._generated(bodies, servers), n_last, strict=True):
             entries = (answer.meta_info.input_token_logprobs or [])[-n_tokens:]
@@ -166,3 +164,11 @@ class SglangEngine(ServerEngine):
         adapters = {} if self.adapters is None else {"lora_path": self.adapters}
         contents = self.answers("/generate", [{**body, **adapters} for body in bodies], servers)
         return [parsed(_Answer, server, content) for content, server in zip(contents, servers, strict=True)]
+
+
+def _token_log_probs(answer: _Answer, server: HttpClient) -> list[float]:
+    """Return the log-probs of the tokens of an answer, before `top_k`; none if it has none."""
+    entries = answer.meta_info.output_token_logprobs or []
+    if entries and [token for _, token, _ in entries] != answer.output_ids:
+        raise server_error(server, "answered with log-probs of other tokens than it generated")
+    return [log_prob for log_prob, _, _ in entries]

@@ -51,7 +51,7 @@ class VllmEngine(ServerEngine):
     id = "vllm"
     arguments_class = VllmArguments
     length_option = "--max-model-len"
-    own_end_advice = "start the server with --generation-config vllm, and with the tokenizer of the run"
+    end_token_advice = "start the server with --generation-config vllm, and with the tokenizer of the run"
     log_prob_advice = "start it with --logprobs-mode processed_logprobs"
     arguments: VllmArguments
     transfer_backend: ClassVar[Literal["nccl", "gloo"]] = "nccl"

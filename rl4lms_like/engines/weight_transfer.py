@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from threading import Thread
 from typing import Any, Literal, TypeVar
@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore  # `torch.distributed` has it too, but without a type
 
 from rl4lms_like.system.errors import EngineError
 
@@ -66,21 +66,21 @@ class WeightTransfer:
         self._size = 1 + n_servers * n_workers
         self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
 
-        # A server may still be connected to an interrupted run.
+        # A server may still be in the group of an interrupted run.
         self._post_all("/shutdown_weight_transfer_engine", {})
 
         # Opening the group returns when all have joined it, which the servers do during their request.
-        opened = _in_background(self._open_nccl if backend == "nccl" else self._open_gloo)
+        opening = _in_background(self._open_nccl if backend == "nccl" else self._open_gloo)
         try:
-            how_to_join = self._nccl_id() if backend == "nccl" else self._address()
+            how_to_join = self._nccl_id(opening) if backend == "nccl" else self._address()
         except RuntimeError as error:
             raise EngineError(f"NCCL could not be started to send weights to the engine: {error}") from error
         bodies = []
         for server in range(n_servers):
             info = {**how_to_join, "rank_offset": 1 + server * n_workers, "world_size": self._size, "packed": False}
             bodies.append({"init_info": info})
-        self._beside(opened, "/init_weight_transfer_engine", bodies)
-        self._group = opened.result()
+        self._post_during(opening, "/init_weight_transfer_engine", bodies)
+        self._group = opening.result()
 
     def send(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Send names and whole tensors to all workers, with no more than a bucket of them in memory.
@@ -95,18 +95,18 @@ class WeightTransfer:
                 "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
                 "shapes": [list(tensor.shape) for _, tensor in bucket],
             }
-            sent = _in_background(self._broadcast, [tensor for _, tensor in bucket])
-            self._beside(sent, "/update_weights", [{"update_info": description}] * self._n_servers)
+
+            # The workers receive the tensors during the request, in the order of its description.
+            sending = _in_background(self._broadcast, [tensor for _, tensor in bucket])
+            self._post_during(sending, "/update_weights", [{"update_info": description}] * self._n_servers)
         self._post_all("/finish_weight_update", {})
 
     def _post_all(self, path: str, body: Mapping[str, Any]) -> None:
         self._post(path, [body] * self._n_servers)
 
-    def _beside(self, work: Future[Any], path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
-        """Send requests that end together with work in the background.
-
-        If a request fails, the work may never end: a worker does not take part in it. It is left behind then.
-        """
+    def _post_during(self, work: Future[Any], path: str, bodies: Sequence[Mapping[str, Any]]) -> None:
+        """Send requests during which the workers take part in work of this process, and wait for both."""
+        # If a request fails, the work may never end, because a worker does not take part in it. Its thread is left.
         try:
             self._post(path, bodies)
         except EngineError as error:
@@ -139,11 +139,21 @@ class WeightTransfer:
         torch.cuda.synchronize(self._device)
         return group
 
-    def _nccl_id(self) -> dict[str, Any]:
-        """Return the id of NCCL's communicator, which torch stores under "0" for the other ranks of a group."""
+    def _nccl_id(self, opening: Future[Any]) -> dict[str, Any]:
+        """Return the id of NCCL's communicator, which torch stores under "0" for the other ranks of a group.
+
+        Args:
+            opening: the opening of the group, which first stores the id and then waits for the workers.
+        """
         # With a connection of its own: the one of the other thread waits for the workers.
         reader = TCPStore(LOOPBACK, self._store.port, is_master=False, timeout=self._timeout)
-        return {"nccl_unique_id_b64": base64.b64encode(reader.get("0")).decode()}
+        reading = _in_background(reader.get, "0")
+
+        # If NCCL cannot be started, there is no id to wait for, and its own error is the cause.
+        wait([reading, opening], return_when=FIRST_COMPLETED)
+        if not reading.done():
+            opening.result()
+        return {"nccl_unique_id_b64": base64.b64encode(reading.result()).decode()}
 
     def _open_gloo(self) -> Any:
         return dist.ProcessGroupGloo(self._store, 0, self._size, self._timeout)

@@ -55,6 +55,7 @@ class ModelServer:
         RESUME: path of the request that allocates it again.
         url: its address.
         requests: path and body of each request, in order.
+        n_sampled: number of tokens that were sampled.
         answers: path -> the function that answers in place of the server.
         own_end: token that ends all responses, as a checkpoint's generation config may have one.
         returns_model_log_probs: log-probs are those of the model, not of the distribution that is sampled from.
@@ -77,6 +78,7 @@ class ModelServer:
         head.weight = nn.Parameter(head.weight.detach().clone())
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.n_sampled = 0
         self.answers: dict[str, Answer] = {}
         self.own_end, self.is_asleep, self.returns_model_log_probs = None, False, False
         self.lock = threading.Lock()
@@ -143,10 +145,10 @@ class ModelServer:
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Copy the weights that the files have; the others stay as they are."""
-        found = load_file(folder / "model.safetensors")
+        stored = load_file(folder / "model.safetensors")
         for name, weight in self.model.named_parameters():
-            if name in found:
-                weight.copy_(found[name])
+            if name in stored:
+                weight.copy_(stored[name])
 
     def load_adapters(self, name: str, folder: str) -> bool:
         """Load adapters under a new name; a known one is refused."""
@@ -190,6 +192,7 @@ class ModelServer:
             token = int(drawn)
 
             sampled.ids.append(token)
+            self.n_sampled += 1
             distributions = (logits, scaled, shaped)
             for log_probs, distribution in zip(sampled[1:4], distributions, strict=True):
                 log_probs.append(float(distribution.log_softmax(dim=-1)[0, token]))

@@ -128,11 +128,14 @@ def test_a_seed_repeats_a_rollout_in_which_all_responses_differ(serve, policy_of
 
 
 def test_responses_end_with_their_first_end_token_and_at_the_limit(serve, policy_of):
-    policy = policy_of(serve())
+    server = serve()
+    policy = policy_of(server)
     free = generate(policy, n=40, eos_token_ids=())
     assert set(free.lengths.tolist()) == {8} and not free.terminated.any()
     ends = free.response_ids[:, 3].unique().tolist()
+    server.n_sampled = 0
     cut = generate(policy, n=40, eos_token_ids=ends)
+    assert server.n_sampled == cut.n_tokens, "no tokens after an end"
     for row in range(40):
         ids = free.response_ids[row].tolist()
         length = next((i + 1 for i, token in enumerate(ids) if token in ends), 8)
@@ -145,8 +148,12 @@ def test_stop_strings_end_responses_as_in_the_environment(serve, policy_of, tiny
     policy = policy_of(serve())
     free = generate(policy, n=20, eos_token_ids=())
     letter = tiny_tokenizer.decode(free.response_ids[0, 2:4].tolist(), skip_special_tokens=True)
-    policy = policy_of(serve(), policy={"generation_kwargs": {**SAMPLING, "stop_strings": [letter]}})
+    server = serve()
+    policy = policy_of(server, policy={"generation_kwargs": {**SAMPLING, "stop_strings": [letter]}})
+    policy.engine.update(policy)
+    server.n_sampled = 0
     cut = generate(policy, n=20, eos_token_ids=(), tokenizer=tiny_tokenizer)
+    assert server.n_sampled == cut.n_tokens, "no tokens after a stop string"
     rule = StopStrings((letter,), tiny_tokenizer)
     assert cut.terminated.any() and gaps(policy, cut)["max_gap"] < 1e-5
     for row in range(20):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 import torch
@@ -11,13 +12,15 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.engines import weight_transfer
 from rl4lms_like.engines.arguments import VllmArguments
+from rl4lms_like.engines.weight_transfer import WeightTransfer
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.system.errors import ConfigError, EngineError, MetricError, RL4LMsLikeError
 from rl4lms_like.training.evaluation import Responder, evaluate_on_samples
 from tests.builders import SAMPLING, make_policy
 from tests.configs import run_blocks
+from tests.engines.model_server import send
 from tests.engines.responses import gaps, generate, move
-from tests.engines.vllm_server import VllmServer, send
+from tests.engines.vllm_server import VllmServer
 
 COMPLETIONS, RELOAD = "/v1/completions", "/collective_rpc"
 
@@ -346,6 +349,18 @@ def test_a_policy_without_a_gpu_cannot_use_nccl(serve, folders):
     policy = make_policy("causal", folders / "gpt2", engine={"id": "vllm", "args": args})
     with pytest.raises(EngineError, match="GPU"):
         generate(policy)
+
+
+def test_a_failure_of_nccl_is_reported_without_waiting_for_the_timeout(monkeypatch):
+    def fails(device):
+        raise RuntimeError("no network interface")
+
+    monkeypatch.setattr(torch.cuda, "set_device", fails)
+    gpu = torch.device("cuda:0")
+    start = time.monotonic()
+    with pytest.raises(EngineError, match=r"NCCL.*no network interface"):
+        WeightTransfer(lambda path, bodies: None, n_servers=1, n_workers=1, backend="nccl", device=gpu, timeout_s=20.0)
+    assert time.monotonic() - start < 10
 
 
 @pytest.mark.parametrize(

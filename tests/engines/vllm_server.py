@@ -13,8 +13,6 @@ import torch.distributed as dist
 from rl4lms_like.engines.vllm import VllmEngine
 from tests.engines.model_server import ModelServer, send
 
-__all__ = ["GlooEngine", "VllmServer", "send"]
-
 
 class GlooEngine(VllmEngine):
     """Engine that transfers weights by gloo, as the servers of these tests have no GPU."""

@@ -15,7 +15,8 @@ from rl4lms_like.system.errors import EngineError
 from rl4lms_like.training.resuming.checkpoints import read_checkpoint
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
-from tests.engines.vllm_server import VllmServer, send
+from tests.engines.model_server import send
+from tests.engines.vllm_server import VllmServer
 
 ENGINE = "alg.policy.args.engine"
 VLLM = {"id": "vllm", "args": {"url": "http://127.0.0.1:9", "weights_dir": "weights"}}
