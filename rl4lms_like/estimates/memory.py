@@ -73,7 +73,7 @@ from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies import quantized_layers
-from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, VisionPolicyArguments
+from rl4lms_like.policies.arguments import ADAMW, ADAMW_8BIT, OWN_ENGINE, PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.generating_weights import MIN_STEPS, can_pack, n_packed_weights
 from rl4lms_like.policies.loading import whole_checkpoint
@@ -108,7 +108,6 @@ FREED_BY_ADAPTERS = {"float32": 0.8, "bfloat16": 0.5}
 
 STARTED = 30 * 2**20
 """Bytes of a process that exist after its first passes only: code of kernels, threads (measured with a tiny model)."""
-
 
 N_PROCESSES = (2, 4, 8)
 """Numbers of processes for which `check` estimates the memory of each, if they split the weights."""
@@ -360,17 +359,23 @@ def estimate_supervised_memory(
     """
     config = with_created_models(config, local_files_only=True)
     training = config.alg.training_args
-    known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
-    known["attn_implementation"] = config.alg.attn_implementation
-    known["quantization"] = config.alg.quantization
-    known["speedups"] = no_speedups()  # those of a policy
-    known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
-    known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
-    known["train_vision"] = config.alg.train_vision
     causal = config.is_causal
+    device, available = _device(config)
+
+    # The arguments of a policy with the same model.
+    known: dict[str, Any] = {
+        "model_name": config.alg.model_name,
+        "peft": config.alg.peft,
+        "attn_implementation": config.alg.attn_implementation,
+        "quantization": config.alg.quantization,
+        "train_vision": config.alg.train_vision,
+        "gradient_checkpointing": bool(training.get("gradient_checkpointing")),
+        "dtype": "bfloat16" if training.get("bf16") else "float32",
+        "optimizer": {"id": ADAMW_8BIT if training.get("optim") == "adamw_torch_8bit" else ADAMW},
+        "speedups": no_speedups(),  # these runs have none
+    }
     arguments = (VisionPolicyArguments if config.reads_pictures else PolicyArguments).known_in(known)
     model = NetworkShapes(config.alg.model_name, arguments, causal=causal, has_dropout=True)
-    device, available = _device(config)
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
     batch_size = math.ceil(int(training.get("per_device_train_batch_size") or 8) / n_processes)
@@ -380,7 +385,7 @@ def estimate_supervised_memory(
         tokens_per_rollout=batch_size * response_tokens,
         response_tokens=response_tokens,
         actions=response_tokens,
-        prompt_tokens=width - response_tokens,
+        prompt_tokens=width - response_tokens,  # so that a packed row has its width
         prompts_per_batch=math.ceil(config.train_evaluation.eval_batch_size / n_processes),
         group_size=1,
         generation_batches=1,
@@ -414,13 +419,14 @@ def estimate_supervised_memory(
         "model weights": model.size // n_parts,
         "dequantized weight": model.largest_dequantized,
         "averaged weights": FLOAT * _n_averages(config) * model.trained,
-        "optimizer state": 2 * FLOAT * model.trained // n_parts,
+        "optimizer state": model.moments // n_parts,
         "gradients": FLOAT * model.trained // n_parts,
         "activations": model.activations(plan),
         "logits": logits,
         "KV cache": model.cache(generation) if generates else 0,
         "gathered policy": model.size if generates and n_parts > 1 else 0,
     }
+
     gathered = 0
     if n_parts > 1:
         gathered = _gathered(model, None, has_reference=False, reshards=config.distributed.reshard_after_forward)
@@ -430,9 +436,11 @@ def estimate_supervised_memory(
     gradients = sizes["gradients"]
     if is_single_pass and config.alg.peft is None and not known["gradient_checkpointing"]:
         gradients = FLOAT * model.output_layer // n_parts
+
     freed_by_adapters = 0
     if device == "cpu" and config.alg.peft is not None:
         freed_by_adapters = int(FREED_BY_ADAPTERS[known["dtype"]] * sizes["activations"])
+
     parameters = f"{model.trained:,} of {model.parameters:,}"
     return SupervisedMemoryEstimate(
         sizes,
