@@ -292,6 +292,7 @@ SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
 FROM_ONE = "fsdp_ppo"
 """Cell that two processes also resume from the checkpoint of one, and the reverse."""
 
+ELEVEN_PAIRS = "dpo_with_split_adapters"
 PACKED_EXPERTS = "supervised_with_experts_and_split_packed_rows"
 PACKED_PAIRS = "kto_with_split_packed_rows"
 BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
@@ -318,9 +319,10 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "reward_model_with_split_adapters": ("gpt2", {"gradient_accumulation_steps": 2, **BEST}),
     "reward_model_t5_with_split_weights": ("t5", {}),
     "dpo_with_split_weights": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
-    "dpo_with_split_adapters": (
+    # The reference scores 6 pairs in two passes of one process, and 5 in one of the other.
+    ELEVEN_PAIRS: (
         "gpt2",
-        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "eval_steps": 10},
+        {"per_device_train_batch_size": 10, "per_device_eval_batch_size": 5, "max_steps": 10, "eval_steps": 10},
     ),
     "kto_t5_with_split_weights": ("t5", {"per_device_train_batch_size": 11}),
     "orpo_with_experts_and_split_weights": (
@@ -341,7 +343,7 @@ SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
     },
     "reward_model_t5_with_split_weights": {},
     "dpo_with_split_weights": {"alg.args": {"reference_update_iterations": 2, "reference_mixing": 0.5}},
-    "dpo_with_split_adapters": {
+    ELEVEN_PAIRS: {
         "alg.peft": {"target_modules": "all-linear"},
         "alg.quantization": {"id": "nf4", "double": True},
     },
@@ -410,7 +412,8 @@ def config_of(cell: str, models: Path) -> Any:
 def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     """Return the config of a supervised or preference run; it has a step with a single pair."""
     family, training_args = OFFLINE.get(cell, ("gpt2", {"gradient_accumulation_steps": 2, "save_steps": 3}))
-    id, file = cell.split("_t5")[0].split("_with")[0], str(models / "pairs.jsonl")
+    id = cell.split("_t5")[0].split("_with")[0]
+    file = str(models / ("eleven" if cell == ELEVEN_PAIRS else ".") / "pairs.jsonl")
     kind = "seq2seq" if family == "t5" else "causal"
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training_args}
     has_dropout = id == "supervised" and family != "mixtral"

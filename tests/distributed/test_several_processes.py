@@ -35,7 +35,7 @@ from tests.distributed.cells import (
 )
 from tests.engines.vllm_server import VllmServer
 from tests.expert_models import save_experts
-from tests.offline.preferences.preference_runs import written
+from tests.offline.preferences.preference_runs import PAIRS, written
 from tests.policies.test_packing import shapes_of_passes
 from tests.vision_models import save_vision_model
 
@@ -57,6 +57,8 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iter
     save_experts(folder / "mixtral", "mixtral", tiny_tokenizer, **experts)
     save_vision_model(folder / "idefics3", "idefics3")
     written(folder)
+    (folder / "eleven").mkdir()
+    written(folder / "eleven", PAIRS[:11])
     texts = ["The sea is blue.", "A letter was lost in the town.", "Rain.", "Nobody asked, and nobody knew."]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     server = VllmServer(tiny_gpt2_dir)
