@@ -405,15 +405,11 @@ def estimate_supervised_memory(
     generates = config.train_evaluation.generate
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
 
-    # A causal model has whole logits of its prompts, too: its output, the copy without the last token, their
-    # log-softmax, and a gradient. Where they exceed the budget: probabilities and logits, of the learned tokens.
-    vocab_size = int(model.config.vocab_size)
+    # A causal model computes logits of its prompts, too, if it computes whole ones.
     n_positions = n_rows * (width if causal else response_tokens)
-    logits = 4 * FLOAT * n_positions * vocab_size
-    budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
-    if budget_mb is not None and logits > 4 * budget_mb * 2**20:
-        learned = FLOAT * batch_size * response_tokens * vocab_size
-        logits = 2 * min(learned, int(budget_mb * 2**20))
+    n_learned = batch_size * response_tokens
+    logits = _logits_of_texts(config, int(model.config.vocab_size), n_positions=n_positions, n_learned=n_learned)
+
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
         "model weights": model.size // n_parts,
@@ -453,6 +449,26 @@ def estimate_supervised_memory(
         n_parameters=model.parameters,
         parameters=parameters,
     )
+
+
+def _logits_of_texts(config: SupervisedConfig, vocab_size: int, *, n_positions: int, n_learned: int) -> int:
+    """Return the bytes of the logits of a supervised loss and its gradient.
+
+    Args:
+        config: of the run.
+        vocab_size: logits of a position.
+        n_positions: positions of a batch, of which whole logits are computed.
+        n_learned: learned tokens of a batch.
+    """
+    # Whole logits: the model's output, the copy without the last token, their log-softmax, and a gradient.
+    whole = FLOAT * n_positions * vocab_size
+    budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
+    if budget_mb is None or whole <= budget_mb * 2**20:
+        return 4 * whole
+
+    # Above the budget: logits and probabilities of the learned tokens, in chunks.
+    learned = FLOAT * n_learned * vocab_size
+    return 2 * min(learned, int(budget_mb * 2**20))
 
 
 def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
@@ -597,7 +613,10 @@ def _loading(networks: Sequence[NetworkShapes], process: int) -> int:
     """
     if networks[0].arguments.quantization is None:
         return 0
-    peak, size = 0, process
+
+    # A network in float32, next to the quantized ones before it.
+    peak = 0
+    size = process
     for network in networks:
         n_frozen = network.parameters - network.trained  # all but the adapters, which are added later
         peak = max(peak, size + FLOAT * n_frozen)
@@ -615,7 +634,13 @@ def _reference_network(policy: NetworkShapes) -> NetworkShapes | None:
 
 
 def _reference(policy: NetworkShapes, other: NetworkShapes | None, *, is_split: bool) -> int:
-    """Return the bytes of the reference's weights that are not shared with the policy; `other`: see above."""
+    """Return the bytes of the reference's weights that are not shared with the policy.
+
+    Args:
+        policy: the model that is trained.
+        other: returned by `_reference_network`.
+        is_split: weights are split over several processes.
+    """
     if other is not None:
         return other.size
 
