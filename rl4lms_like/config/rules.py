@@ -100,8 +100,8 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 rate is reported."""
 
 _WHOLE_WEIGHTS = "needs whole weights: set distributed.strategy to ddp"
-_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "sgd", "adagrad", "rmsprop")
-"""Optimizers of the Trainer that can change split weights: those of torch and torchao, one number at a time."""
+_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
+"""Optimizers of the Trainer that can change split weights: those of torch, which change each number by itself."""
 
 Issues = Iterator[ConfigIssue]
 Notices = Iterator[Notice]

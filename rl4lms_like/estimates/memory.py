@@ -73,7 +73,7 @@ from rl4lms_like.core.token_masks import packed_size
 from rl4lms_like.engines.arguments import DEFAULT_LENGTH
 from rl4lms_like.estimates.budget import BatchPlan, plan_batches
 from rl4lms_like.policies import quantized_layers
-from rl4lms_like.policies.arguments import OWN_ENGINE, PolicyArguments, VisionPolicyArguments
+from rl4lms_like.policies.arguments import ADAMW, ADAMW_8BIT, OWN_ENGINE, PolicyArguments, VisionPolicyArguments
 from rl4lms_like.policies.faster_layers import fuse_activations
 from rl4lms_like.policies.generating_weights import MIN_STEPS, can_pack, n_packed_weights
 from rl4lms_like.policies.loading import whole_checkpoint
@@ -108,7 +108,6 @@ FREED_BY_ADAPTERS = {"float32": 0.8, "bfloat16": 0.5}
 
 STARTED = 30 * 2**20
 """Bytes of a process that exist after its first passes only: code of kernels, threads (measured with a tiny model)."""
-
 
 N_PROCESSES = (2, 4, 8)
 """Numbers of processes for which `check` estimates the memory of each, if they split the weights."""
@@ -360,17 +359,23 @@ def estimate_supervised_memory(
     """
     config = with_created_models(config, local_files_only=True)
     training = config.alg.training_args
-    known: dict[str, Any] = {"model_name": config.alg.model_name, "peft": config.alg.peft}
-    known["attn_implementation"] = config.alg.attn_implementation
-    known["quantization"] = config.alg.quantization
-    known["speedups"] = no_speedups()  # those of a policy
-    known["gradient_checkpointing"] = bool(training.get("gradient_checkpointing"))
-    known["dtype"] = "bfloat16" if training.get("bf16") else "float32"
-    known["train_vision"] = config.alg.train_vision
     causal = config.is_causal
+    device, available = _device(config)
+
+    # The arguments of a policy with the same model.
+    known: dict[str, Any] = {
+        "model_name": config.alg.model_name,
+        "peft": config.alg.peft,
+        "attn_implementation": config.alg.attn_implementation,
+        "quantization": config.alg.quantization,
+        "train_vision": config.alg.train_vision,
+        "gradient_checkpointing": bool(training.get("gradient_checkpointing")),
+        "dtype": "bfloat16" if training.get("bf16") else "float32",
+        "optimizer": {"id": ADAMW_8BIT if training.get("optim") == "adamw_torch_8bit" else ADAMW},
+        "speedups": no_speedups(),  # these runs have none
+    }
     arguments = (VisionPolicyArguments if config.reads_pictures else PolicyArguments).known_in(known)
     model = NetworkShapes(config.alg.model_name, arguments, causal=causal, has_dropout=True)
-    device, available = _device(config)
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
     batch_size = math.ceil(int(training.get("per_device_train_batch_size") or 8) / n_processes)
@@ -380,7 +385,7 @@ def estimate_supervised_memory(
         tokens_per_rollout=batch_size * response_tokens,
         response_tokens=response_tokens,
         actions=response_tokens,
-        prompt_tokens=width - response_tokens,
+        prompt_tokens=width - response_tokens,  # so that a packed row has its width
         prompts_per_batch=math.ceil(config.train_evaluation.eval_batch_size / n_processes),
         group_size=1,
         generation_batches=1,
@@ -400,27 +405,24 @@ def estimate_supervised_memory(
     generates = config.train_evaluation.generate
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
 
-    # A causal model has whole logits of its prompts, too: its output, the copy without the last token, their
-    # log-softmax, and a gradient. Where they exceed the budget: probabilities and logits, of the learned tokens.
-    vocab_size = int(model.config.vocab_size)
+    # A causal model computes logits of its prompts, too, if it computes whole ones.
     n_positions = n_rows * (width if causal else response_tokens)
-    logits = 4 * FLOAT * n_positions * vocab_size
-    budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
-    if budget_mb is not None and logits > 4 * budget_mb * 2**20:
-        learned = FLOAT * batch_size * response_tokens * vocab_size
-        logits = 2 * min(learned, int(budget_mb * 2**20))
+    n_learned = batch_size * response_tokens
+    logits = _logits_of_texts(config, int(model.config.vocab_size), n_positions=n_positions, n_learned=n_learned)
+
     sizes = {
         "process": _process() + TRAINER_BYTES if device == "cpu" else 0,
         "model weights": model.size // n_parts,
         "dequantized weight": model.largest_dequantized,
         "averaged weights": FLOAT * _n_averages(config) * model.trained,
-        "optimizer state": 2 * FLOAT * model.trained // n_parts,
+        "optimizer state": model.moments // n_parts,
         "gradients": FLOAT * model.trained // n_parts,
         "activations": model.activations(plan),
         "logits": logits,
         "KV cache": model.cache(generation) if generates else 0,
         "gathered policy": model.size if generates and n_parts > 1 else 0,
     }
+
     gathered = 0
     if n_parts > 1:
         gathered = _gathered(model, None, has_reference=False, reshards=config.distributed.reshard_after_forward)
@@ -430,9 +432,11 @@ def estimate_supervised_memory(
     gradients = sizes["gradients"]
     if is_single_pass and config.alg.peft is None and not known["gradient_checkpointing"]:
         gradients = FLOAT * model.output_layer // n_parts
+
     freed_by_adapters = 0
     if device == "cpu" and config.alg.peft is not None:
         freed_by_adapters = int(FREED_BY_ADAPTERS[known["dtype"]] * sizes["activations"])
+
     parameters = f"{model.trained:,} of {model.parameters:,}"
     return SupervisedMemoryEstimate(
         sizes,
@@ -445,6 +449,26 @@ def estimate_supervised_memory(
         n_parameters=model.parameters,
         parameters=parameters,
     )
+
+
+def _logits_of_texts(config: SupervisedConfig, vocab_size: int, *, n_positions: int, n_learned: int) -> int:
+    """Return the bytes of the logits of a supervised loss and its gradient.
+
+    Args:
+        config: of the run.
+        vocab_size: logits of a position.
+        n_positions: positions of a batch, of which whole logits are computed.
+        n_learned: learned tokens of a batch.
+    """
+    # Whole logits: the model's output, the copy without the last token, their log-softmax, and a gradient.
+    whole = FLOAT * n_positions * vocab_size
+    budget_mb = None if config.alg.needs_whole_logits else config.alg.logits_budget_mb
+    if budget_mb is None or whole <= budget_mb * 2**20:
+        return 4 * whole
+
+    # Above the budget: logits and probabilities of the learned tokens, in chunks.
+    learned = FLOAT * n_learned * vocab_size
+    return 2 * min(learned, int(budget_mb * 2**20))
 
 
 def _gradients_with_activations(policy: NetworkShapes, plan: BatchPlan, gradients: int) -> int:
@@ -589,7 +613,10 @@ def _loading(networks: Sequence[NetworkShapes], process: int) -> int:
     """
     if networks[0].arguments.quantization is None:
         return 0
-    peak, size = 0, process
+
+    # A network in float32, next to the quantized ones before it.
+    peak = 0
+    size = process
     for network in networks:
         n_frozen = network.parameters - network.trained  # all but the adapters, which are added later
         peak = max(peak, size + FLOAT * n_frozen)
@@ -607,7 +634,13 @@ def _reference_network(policy: NetworkShapes) -> NetworkShapes | None:
 
 
 def _reference(policy: NetworkShapes, other: NetworkShapes | None, *, is_split: bool) -> int:
-    """Return the bytes of the reference's weights that are not shared with the policy; `other`: see above."""
+    """Return the bytes of the reference's weights that are not shared with the policy.
+
+    Args:
+        policy: the model that is trained.
+        other: returned by `_reference_network`.
+        is_split: weights are split over several processes.
+    """
     if other is not None:
         return other.size
 

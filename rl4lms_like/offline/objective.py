@@ -30,7 +30,7 @@ from rl4lms_like.core.packed_rows import RowPacking
 from rl4lms_like.core.token_scores import token_scores
 from rl4lms_like.policies.head_inputs import without_logits
 from rl4lms_like.policies.routing import BalancingLoss, Routing, experts_per_token
-from rl4lms_like.policies.sharding import ShardedNetwork, led_by_main, taking_own_parts
+from rl4lms_like.policies.sharding import ShardedNetwork, led_by_main, loading_whole_weights
 from rl4lms_like.policies.teacher_forcing import current_head
 from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learned
@@ -68,8 +68,8 @@ class TrainingObjective(ABC):
     def own_passes(self, batches: Iterable[Batch]) -> Iterator[tuple[dict[str, Tensor], bool]]:
         """Yield the rows of each batch that this process computes, and whether they count.
 
-        A process without rows makes no pass. With split weights, which need all processes for each pass, it makes one
-        over the first row of the batch, which does not count.
+        A process without rows of a batch makes no pass. With split weights it makes one over the first row of the
+        batch, which does not count: the weights are gathered from all processes, so that all make each pass.
         """
         for batch in batches:
             own_rows = self.own_rows(batch)
@@ -126,8 +126,8 @@ class TrainingObjective(ABC):
         return led_by_main([network.model for network in self.networks], optimizer)
 
     def loading(self) -> AbstractContextManager[None]:
-        """Let split weights take their parts of whole ones within the block; see `sharding.taking_own_parts`."""
-        return nullcontext() if self.network is None else taking_own_parts(self.network.model)
+        """Let the trained model load whole weights into split ones within the block; see `loading_whole_weights`."""
+        return nullcontext() if self.network is None else loading_whole_weights(self.network.model)
 
     # --- batches and losses -----------------------------------------------------------------------------------------
 
@@ -154,7 +154,9 @@ class TrainingObjective(ABC):
     def begin_step(self, batches: Sequence[Batch], n_items: Any) -> Any:
         """Return the number of items of an optimizer step; called with all of its micro-batches before the first one.
 
-        If they have labels, `n_items` is the number of these.
+        Args:
+            batches: the micro-batches, with the rows of all processes.
+            n_items: number of their labels; None if they have none.
         """
         return n_items
 
@@ -309,8 +311,8 @@ class CrossEntropy(TokenObjective):
             )
 
         # A mean over the learned tokens of the optimizer step, not of the micro-batch: all tokens have equal weight.
-        n = n_learned(labels) if n_items is None else n_items
-        loss = total / torch.as_tensor(n).clamp_min(1)
+        n_tokens = n_learned(labels) if n_items is None else n_items
+        loss = total / torch.as_tensor(n_tokens).clamp_min(1)
         if self.balancing is not None and is_balanced:
             loss = loss + self.balancing.part(self._routing_of(model, output, inputs))
         return loss
@@ -323,15 +325,18 @@ class CrossEntropy(TokenObjective):
         if packed is None:
             return {name: to_device(tensor, model.device) for name, tensor in batch.items()}
 
-        # The first token of a text has no label: it would be that of the text before. A cache of keys and values would
-        # hide from the model that the rows are packed.
+        # The output before the first token of a text is that of another text: nothing is learned there.
         positions = packed.position_ids()
         labels = packed.pack(batch["labels"], NOT_LEARNED)
+        labels = labels.masked_fill(to_device(positions == 0, labels.device), NOT_LEARNED)
+
         inputs = {
             "input_ids": packed.pack(batch["input_ids"], self.collator.pad_token_id),
-            "position_ids": to_device(positions, labels.device),
-            "labels": labels.masked_fill(to_device(positions == 0, labels.device), NOT_LEARNED),
+            "position_ids": positions,
+            "labels": labels,
         }
+
+        # With a cache of keys and values, transformers would not derive from the positions that the rows are packed.
         return {name: to_device(tensor, model.device) for name, tensor in inputs.items()} | {"use_cache": False}
 
     def _aligned(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -553,23 +554,29 @@ class ReferenceObjective(ResponseObjective):
         def of_this_process() -> Tensor:
             log_probs = [torch.zeros(0, 2)]
             own_rows = self.ranks.share([1] * len(rows))
-            batches = list(self._batches(rows[own_rows.start : own_rows.stop]))
-            n_passes = self._n_passes(len(rows)) if reader.network is not None else len(batches)
-            for batch in batches + [self.collate(rows[:1])] * (n_passes - len(batches)):
+            batches = self._batches(rows[own_rows.start : own_rows.stop])
+
+            # One batch after the other: those of a whole data set are large. Split weights need all processes for each
+            # pass, so that a process with fewer batches makes further passes, which do not count.
+            n_further = self._n_further_passes(len(rows)) if reader.network is not None else 0
+            for batch in chain(batches, map(self.collate, repeat(rows[:1], n_further))):
                 with self.autocast(), blame_memory_errors_on("scoring"):
                     of_batch = self.log_probs(reader, self.episodes(batch))  # [2 n]
                 log_probs.append(in_columns(of_batch).float().cpu())
             return torch.cat(log_probs)[: len(own_rows)]
 
-        # A failure in one process: with split weights, the others wait for it in a pass, not in an exchange of results.
+        # Processes with split weights wait for one that fails in a pass; the others in an exchange, which reports it.
         if reader.network is not None:
             return torch.cat(self.ranks.gather(of_this_process()))
         return torch.cat(self.ranks.gather_from(of_this_process))
 
-    def _n_passes(self, n_rows: int) -> int:
-        """Return the largest number of passes of a process over its share of some rows."""
-        shares = [len(self.ranks.share([1] * n_rows, rank)) for rank in range(self.ranks.size)]
-        return math.ceil(max(shares) / self.eval_batch_size)
+    def _n_further_passes(self, n_rows: int) -> int:
+        """Return how many passes over its part of some rows this process makes less than the one that makes most."""
+        n_passes = []
+        for rank in range(self.ranks.size):
+            n_of_rank = len(self.ranks.share([1] * n_rows, rank))
+            n_passes.append(math.ceil(n_of_rank / self.eval_batch_size))
+        return max(n_passes) - n_passes[self.ranks.rank]
 
 
 class DPO(ReferenceObjective):

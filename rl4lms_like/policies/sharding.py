@@ -183,15 +183,15 @@ def like(template: Tensor, value: Tensor) -> Tensor:
 
 
 @contextmanager
-def taking_own_parts(model: nn.Module) -> Iterator[None]:
-    """Let `model.load_state_dict` copy whole tensors into split weights within the block, each process its own rows."""
+def loading_whole_weights(model: nn.Module) -> Iterator[None]:
+    """Let `model.load_state_dict` copy whole tensors into split weights within the block, each process its part."""
 
-    def take(_module: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
+    def split_tensors(_module: nn.Module, state: dict[str, Tensor], *_: Any) -> None:
         for name, weight in model.named_parameters(remove_duplicate=False):
             if name in state:
                 state[name] = like(weight, state[name])
 
-    hook = model.register_load_state_dict_pre_hook(take)
+    hook = model.register_load_state_dict_pre_hook(split_tensors)
     try:
         yield
     finally:

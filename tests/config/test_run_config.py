@@ -403,7 +403,8 @@ PREFERENCES = {"alg.id": "dpo", "alg.args": {}, "datapool": {"id": "preferences"
         ("alg.attn_implementation", "sdpa", {**PREFERENCES, **FLASH}),
         ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
         ("alg.training_args.fp16", "bf16", {"alg.training_args.fp16": True}),
-        ("alg.training_args.optim", "adamw_torch_8bit", {"alg.training_args.optim": "adafactor"}),
+        ("alg.training_args.optim", "adamw_torch_fused", {"alg.training_args.optim": "adafactor"}),
+        ("alg.training_args.optim", "ddp", {"alg.training_args.optim": "adamw_torch_8bit"}),
     ],
 )
 def test_what_cannot_be_trained_on_given_texts_with_split_weights_is_refused(supervised, path, mentions, changes):

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.run_config import RunConfig, SupervisedConfig
+from rl4lms_like.config.run_config import PreferenceConfig, RunConfig, SupervisedConfig
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.offline.assemble_preferences import assemble_preferences
-from rl4lms_like.offline.assemble_supervised import assemble_supervised
+from rl4lms_like.offline.assemble_supervised import SupervisedRun, assemble_supervised
 from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
@@ -292,6 +292,9 @@ SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
 FROM_ONE = "fsdp_ppo"
 """Cell that two processes also resume from the checkpoint of one, and the reverse."""
 
+ELEVEN_PAIRS = "dpo_with_split_adapters"
+PACKED_EXPERTS = "supervised_with_experts_and_split_packed_rows"
+PACKED_PAIRS = "kto_with_split_packed_rows"
 BEST = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
 OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "supervised": ("gpt2", {}),
@@ -316,15 +319,18 @@ OFFLINE: dict[str, tuple[str, dict[str, Any]]] = {
     "reward_model_with_split_adapters": ("gpt2", {"gradient_accumulation_steps": 2, **BEST}),
     "reward_model_t5_with_split_weights": ("t5", {}),
     "dpo_with_split_weights": ("gpt2", {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}),
-    "dpo_with_split_adapters": (
+    # The reference scores 6 pairs in two passes of one process, and 5 in one of the other.
+    ELEVEN_PAIRS: (
         "gpt2",
-        {"per_device_train_batch_size": 11, "per_device_eval_batch_size": 11, "max_steps": 10, "eval_steps": 10},
+        {"per_device_train_batch_size": 10, "per_device_eval_batch_size": 5, "max_steps": 10, "eval_steps": 10},
     ),
     "kto_t5_with_split_weights": ("t5", {"per_device_train_batch_size": 11}),
     "orpo_with_experts_and_split_weights": (
         "mixtral",
         {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     ),
+    PACKED_EXPERTS: ("mixtral", {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 2}),
+    PACKED_PAIRS: ("gpt2", {"per_device_train_batch_size": 6}),
 }
 """Name, which begins with the id of the algorithm -> family of the model, and training arguments."""
 SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
@@ -337,12 +343,14 @@ SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
     },
     "reward_model_t5_with_split_weights": {},
     "dpo_with_split_weights": {"alg.args": {"reference_update_iterations": 2, "reference_mixing": 0.5}},
-    "dpo_with_split_adapters": {
+    ELEVEN_PAIRS: {
         "alg.peft": {"target_modules": "all-linear"},
         "alg.quantization": {"id": "nf4", "double": True},
     },
     "kto_t5_with_split_weights": {},
     "orpo_with_experts_and_split_weights": {},
+    PACKED_EXPERTS: {"alg.packing": "auto", "datapool.id": "tests.offline.supervised.test_packing:Uneven"},
+    PACKED_PAIRS: {"alg.packing": "auto"},
     STATEFUL_SPLIT: {"alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5}},
 }
 """Those of them, and another one, that split the weights over the processes -> further changes of their configs."""
@@ -404,7 +412,8 @@ def config_of(cell: str, models: Path) -> Any:
 def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     """Return the config of a supervised or preference run; it has a step with a single pair."""
     family, training_args = OFFLINE.get(cell, ("gpt2", {"gradient_accumulation_steps": 2, "save_steps": 3}))
-    id, file = cell.split("_t5")[0].split("_with")[0], str(models / "pairs.jsonl")
+    id = cell.split("_t5")[0].split("_with")[0]
+    file = str(models / ("eleven" if cell == ELEVEN_PAIRS else ".") / "pairs.jsonl")
     kind = "seq2seq" if family == "t5" else "causal"
     given = {"per_device_train_batch_size": 4, "learning_rate": 1e-3, "adam_epsilon": 1e-5, **training_args}
     has_dropout = id == "supervised" and family != "mixtral"
@@ -425,16 +434,18 @@ def offline_blocks(cell: str, models: Path) -> dict[str, Any]:
     return mapping
 
 
+def assembled_offline(config: SupervisedConfig | PreferenceConfig, ranks: Ranks) -> SupervisedRun:
+    """Return the run of a config on given texts."""
+    if isinstance(config, SupervisedConfig):
+        return assemble_supervised(config, ranks)
+    return assemble_preferences(config, ranks)
+
+
 def run_cell(cell: str, models: Path, output: Path, ranks: Ranks, resume_from: Path | None = None) -> None:
     """Train a cell, and save the weights of each process."""
     config = config_of(cell, models)
     run: Any
-    if isinstance(config, RunConfig):
-        run = assemble(config, ranks)
-    elif isinstance(config, SupervisedConfig):
-        run = assemble_supervised(config, ranks)
-    else:
-        run = assemble_preferences(config, ranks)
+    run = assemble(config, ranks) if isinstance(config, RunConfig) else assembled_offline(config, ranks)
     if cell in CELLS or cell in SPLIT_ADAPTERS:
         sample_by_episode(run)
     if cell in (*SPLIT, *SPLIT_ADAPTERS, *OF_SPLIT_OFFLINE) and ranks.size > 1:

@@ -23,15 +23,20 @@ from tests.distributed.cells import (
     OF_SPLIT_OFFLINE,
     OF_THREE,
     OFFLINE,
+    PACKED_EXPERTS,
+    PACKED_PAIRS,
     SPLIT,
     STATEFUL,
+    assembled_offline,
+    config_of,
     resume_other,
     run_cell,
     train_in_group,
 )
 from tests.engines.vllm_server import VllmServer
 from tests.expert_models import save_experts
-from tests.offline.preferences.preference_runs import written
+from tests.offline.preferences.preference_runs import PAIRS, written
+from tests.policies.test_packing import shapes_of_passes
 from tests.vision_models import save_vision_model
 
 TOLERANCE = 1e-5
@@ -52,6 +57,8 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iter
     save_experts(folder / "mixtral", "mixtral", tiny_tokenizer, **experts)
     save_vision_model(folder / "idefics3", "idefics3")
     written(folder)
+    (folder / "eleven").mkdir()
+    written(folder / "eleven", PAIRS[:11])
     texts = ["The sea is blue.", "A letter was lost in the town.", "Rain.", "Nobody asked, and nobody knew."]
     (folder / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     server = VllmServer(tiny_gpt2_dir)
@@ -180,6 +187,20 @@ def test_a_run_is_resumed_with_another_strategy(cell, checkpoint, models, by_one
     alone = load_file(by_one / f"{cell}.rank0.safetensors")
     for folder in (by_several[2] / "from_one", tmp_path):
         assert_close(load_file(folder / f"{cell}.rank0.safetensors"), alone)
+
+
+@pytest.mark.parametrize(
+    ("cell", "compute"),
+    [
+        (PACKED_EXPERTS, lambda run, batch: run.objective.loss(run.model, batch)),
+        (PACKED_PAIRS, lambda run, batch: run.objective.scores(batch)),
+    ],
+)
+def test_rows_of_a_process_are_packed(cell, compute, models):
+    run = assembled_offline(config_of(cell, models), Ranks())
+    batch = run.objective.collate(run.examples["train"].rows[:3])  # half of a batch
+    ((n_rows, _),) = shapes_of_passes(run.model, lambda: compute(run, batch))
+    assert n_rows < (6 if cell == PACKED_PAIRS else 3)
 
 
 def test_whole_blocks_are_kept_for_the_backward_pass_and_freed_by_it(by_several):

@@ -473,6 +473,19 @@ def test_processes_of_a_supervised_run_split_its_weights_but_not_those_of_a_gene
     assert estimate.parts["gathered policy"] == 0
 
 
+def test_moments_of_a_supervised_run_may_have_8_bits(tiny_gpt2_dir):
+    whole = supervised_estimate(tiny_gpt2_dir)
+    in_8_bits = supervised_estimate(tiny_gpt2_dir, optim="adamw_torch_8bit")
+    sizes = [weight.numel() for weight in AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).parameters()]
+    assert whole.parts["optimizer state"] == 8 * sum(sizes)
+
+    # In 8 bits: a byte of each number, scales of 256 of them, and a table of 256 values.
+    large = [size for size in sizes if size >= 4096 and size % 256 == 0]
+    saved = sum(2 * (4 * size - size - size // 256 * 4 - 4 * 256) for size in large)
+    assert in_8_bits.parts["optimizer state"] == whole.parts["optimizer state"] - saved
+    assert saved > 0
+
+
 def test_logits_above_the_budget_are_two_buffers_of_learned_tokens(tiny_gpt2_dir):
     vocab_size = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir).config.vocab_size
     n_rows = 2**20 // (4 * 10 * vocab_size) + 1  # the texts of 10 tokens exceed 1 MiB, their 4 learned ones do not
