@@ -86,14 +86,15 @@ def arms(task: str, model: str, effort: Effort) -> dict[str, Arm]:
 
     start = {"start": Arm()}
     if task != "film":
-        return start | {"PPO": trained(run, PPO), "GRPO": trained(run, GRPO)}
+        changes = GRPO | KL_IN_LOSS if task == "story" else GRPO
+        return start | {"PPO": trained(run, PPO), "GRPO": trained(run, changes)}
     return {
         **start,
         "PPO": trained(run, PPO),
         "PPO, shared critic": trained(run, {**PPO, "alg.policy.args.critic": "shared", "alg.args.vf_coef": 0.1}),
         "NLPO": trained(run, NLPO),
-        "GRPO": trained(run, GRPO),
-        "RLOO": trained(run, {**GRPO, "alg.id": "rloo"}),
+        "GRPO": trained(run, GRPO | KL_IN_LOSS),
+        "RLOO": trained(run, RLOO),
         "DPO on sampled pairs": on_sampled(run, model, "dpo", effort),
         "SFT on the best of 8": on_sampled(run, model, "supervised", effort),
         "best of 4": Arm(answers=Answers(n=4)),
@@ -104,8 +105,10 @@ def arms(task: str, model: str, effort: Effort) -> dict[str, Arm]:
 
 # --- runs with a reward -----------------------------------------------------------------------------------------------
 
-GRPO = {"alg.id": "grpo", "alg.args.group_size": N_SAMPLES, "alg.args.n_epochs": 1, "alg.args.learning_rate": 3e-4}
-PPO = {"alg.id": "ppo", "alg.args.n_epochs": 2, "alg.args.learning_rate": 2e-4}
+OF_GROUPS = {"alg.args.group_size": N_SAMPLES, "alg.args.n_epochs": 1, "alg.args.learning_rate": 3e-4}
+GRPO = {**OF_GROUPS, "alg.id": "grpo"}
+RLOO = {**OF_GROUPS, "alg.id": "rloo"}
+PPO = {"alg.id": "ppo", "alg.args.n_epochs": 1, "alg.args.learning_rate": 3e-4}
 NLPO = {
     **PPO,
     "alg.id": "nlpo",
@@ -115,6 +118,9 @@ NLPO = {
     "alg.policy.args.target_update_iterations": 5,
 }
 PPO_OF_DIALOGUES = {**PPO, "alg.args.group_size": 1}
+
+KL_IN_LOSS = {"alg.kl_div.coeff": 0.2, "alg.kl_div.estimator": "k2"}
+"""For GRPO, whose KL is compared with advantages of variance 1 instead of with rewards; k2 has the gradient of the KL."""
 
 
 def rl_run(task: str, model: str, effort: Effort) -> dict[str, Any]:
@@ -150,7 +156,7 @@ def rl_run(task: str, model: str, effort: Effort) -> dict[str, Any]:
         "alg": {
             "id": "ppo",
             "args": {"n_episodes": effort.n_episodes, "minibatch_episodes": MINIBATCH},
-            "kl_div": {"coeff": 0.05, "target_kl": 0.1, "gain": 0.5},
+            "kl_div": {"coeff": 0.05},
             "policy": {
                 "id": "causal_lm_actor_critic_policy",
                 "args": {
