@@ -120,7 +120,7 @@ NLPO = {
 PPO_OF_DIALOGUES = {**PPO, "alg.args.group_size": 1}
 
 KL_IN_LOSS = {"alg.kl_div.coeff": 0.2, "alg.kl_div.estimator": "k2"}
-"""For GRPO, whose KL is compared with advantages of variance 1 instead of with rewards; k2 has the gradient of the KL."""
+"""For GRPO, whose KL is weighed against advantages of variance 1, not rewards; k2 has the gradient of the KL."""
 
 
 def rl_run(task: str, model: str, effort: Effort) -> dict[str, Any]:
