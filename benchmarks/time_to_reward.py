@@ -31,6 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.ppo_iteration import RESULTS, machine
@@ -119,23 +120,17 @@ class HeldOut:
     def measure(self, folder: Path) -> dict[str, float]:
         """Return mean reward and KL of the policy in a folder."""
         model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
-        encoded = self.tokenizer(self.prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
-        torch.manual_seed(0)
-        sequences = model.generate(  # whatever generation config was saved with the model
-            **encoded, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=SHAPE.response_len,
-            num_return_sequences=N_RESPONSES, eos_token_id=self.tokenizer.eos_token_id,
-            pad_token_id=self.tokenizer.pad_token_id,
-        )  # fmt: skip
-        n_prompt = encoded["input_ids"].shape[1]
+        sequences, prompt_mask = self.sampled(model)
+        n_prompt = prompt_mask.shape[1]
         responses = sequences[:, n_prompt:]
         texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
         prompts = [prompt for prompt in self.prompts for _ in range(N_RESPONSES)]
         rewards = [sentiment(prompt + text) for prompt, text in zip(prompts, texts, strict=True)]
 
-        # The end token, which is also the padding, belongs to the response; what follows it does not.
-        ended = (responses == self.tokenizer.eos_token_id).long().cumsum(dim=1)
-        is_token = ended - (responses == self.tokenizer.eos_token_id).long() == 0
-        mask = torch.cat([encoded["attention_mask"].repeat_interleave(N_RESPONSES, dim=0), is_token.long()], dim=1)
+        # The first end token belongs to the response. Those after it are padding.
+        is_end = (responses == self.tokenizer.eos_token_id).long()
+        is_token = is_end.cumsum(dim=1) - is_end == 0  # [n, length]
+        mask = torch.cat([prompt_mask, is_token.long()], dim=1)
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         log_p, log_start = (
             network(input_ids=sequences, attention_mask=mask, position_ids=positions)
@@ -143,8 +138,25 @@ class HeldOut:
             .log_softmax(dim=-1)
             for network in (model, self.start)
         )
-        kl = (log_p.exp() * (log_p - log_start)).sum(dim=-1)  # [responses, length]
+        kl = (log_p.exp() * (log_p - log_start)).sum(dim=-1)  # [n, length]
         return {"reward": statistics.fmean(rewards), "kl": float(kl[is_token].double().mean())}
+
+    def sampled(self, model: Any) -> tuple[Tensor, Tensor]:
+        """Return prompts with responses `[n, prompt + length]`, and the mask of the prompts, padded on the left."""
+        encoded = self.tokenizer(self.prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        torch.manual_seed(0)
+        sequences = model.generate(  # whatever generation config was saved with the model
+            **encoded,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=SHAPE.response_len,
+            num_return_sequences=N_RESPONSES,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        return sequences, encoded["attention_mask"].repeat_interleave(N_RESPONSES, dim=0)
 
 
 def run_seed(
