@@ -1,336 +1,416 @@
-"""How long until the reward is there: this library's PPO and TRL's on the quickstart's task, from the same start.
+"""How much CPU time until the held-out reward is 0.7: this library and TRL on the quickstart's task, each tuned.
 
-    python -m benchmarks.time_to_reward             5 seeds; makes TRL's environment and the warm starts on first use
-    python -m benchmarks.time_to_reward --quick     one seed, two iterations: does everything run?
+    python -m benchmarks.time_to_reward              about an hour of one core; the same command continues it
+    python -m benchmarks.time_to_reward --table      the results so far
+    python -m benchmarks.time_to_reward --quick      one setting, one seed, one iteration: does everything run?
 
-    contestants   both systems, each with several learning rates of the policy
-    one seed      warm start -> iteration 0 of A B C ... -> iteration 1 of A B C ... so that all see the same weather
+    tuning      each system x every setting of its algorithm in `GRIDS` x 2 seeds, each with the same CPU time at most
+    choice      of TRL's PPO and GRPO, the setting with the least CPU time to the target; of ours, for each of TRL's,
+                the one with the least CPU time among those whose KL at the target is not above that of TRL's choice
+    measuring   the chosen ones on 10 other seeds; the runs of a seed take turns, iteration by iteration
 
-A target is reached in the iteration whose rollout and the one before it have a mean reward of at least the target.
-Its time is that of all iterations until then; imports, loading and evaluation are not in it. See benchmarks/README.md.
+After each iteration the policy answers the prompts of the test split, always with the same random numbers. A run ends
+when the mean reward of these responses is at least 0.7. The KL is that of the policy to the initial model on them, over
+the whole vocabulary, in nats per token. Imports, loading and these evaluations are not in the time.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.hyperparameters import half_width
 from benchmarks.ppo_iteration import RESULTS, machine
 from benchmarks.workers import SYSTEMS, System, WorkerError, WorkerProcess
 from benchmarks.workload import Shape
+from rl4lms_like.data_pools.film_opinions import FilmOpinions
+from rl4lms_like.scoring.sentiment import sentiment
+from rl4lms_like.small_models.warm_start import WarmStartSettings, make_warm_start
 
-TARGETS = (0.6, 0.7)
-SHAPE = Shape(
-    "sentiment",
-    prompt_len=16,
-    response_len=40,
-    episodes=128,
-    n_epochs=4,
-    minibatch=32,
-    n_layer=2,
-    n_embd=64,
-    vocab_size=1024,
-)
+TARGET = 0.7
+TUNING_SEEDS = (100, 101)
+SEEDS = tuple(range(10))
+MAX_CPU_S = {TUNING_SEEDS: 15.0, SEEDS: 60.0}
+"""Seeds -> CPU time after which a run that has not reached the target ends."""
+N_RESPONSES = 2
+"""Responses to each of the 200 held-out prompts."""
+
+SHAPE = Shape("sentiment", prompt_len=16, response_len=40, n_layer=2, n_embd=64, vocab_size=1024)
 """The quickstart's work; lengths and vocabulary are upper limits."""
-
 TASK = {"kl_coef": 0.05, "clip_range": 0.2, "vf_coef": 0.5, "gamma": 1.0, "gae_lambda": 0.95}
-NO_CLIPPING = 1e6
-WARM_STARTS = Path("results") / "time_to_reward"
+N_MINIBATCHES = 4
+MODELS = Path("results") / "time_to_reward"
 
-SYSTEMS.update(
-    sentiment_ours=System("sentiment_ours"),
-    sentiment_trl=System("sentiment_trl", ("trl==1.12.*", "vaderSentiment==3.3.*")),
-)
+VADER = "vaderSentiment==3.3.*"
+OURS, TRL = ("ours_ppo", "ours_grpo"), ("trl_ppo", "trl_grpo")
+CONTESTANTS = {
+    "ours_ppo": System("sentiment_ours", job={"algorithm": "ppo", "critic_learning_rate": 1e-3}),
+    "ours_grpo": System("sentiment_ours", job={"algorithm": "grpo"}),
+    "trl_ppo": System("sentiment_trl_ppo", ("trl==1.12.*", VADER), environment="trl-ppo"),
+    "trl_grpo": System("sentiment_trl_grpo", ("trl==1.16.*", "peft", VADER), environment="trl-grpo"),
+}
+SYSTEMS.update({f"sentiment_{name}": system for name, system in CONTESTANTS.items()})
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """A system with its learning rate.
+class Setting:
+    """A point of a grid.
 
     Args:
-        system: key of `SYSTEMS`.
-        learning_rate: of the policy; TRL has one for policy and critic.
-        critic_learning_rate: of ours, the quickstart's.
-        cliprange_value: of TRL; ours does not clip values.
+        learning_rate: of the policy; TRL's PPO has one for policy and critic.
+        episodes: of a rollout, in `N_MINIBATCHES` minibatches.
+        n_epochs: passes over a rollout.
+        group_size: responses to one prompt.
     """
 
-    system: str
     learning_rate: float
-    critic_learning_rate: float = 1e-3
-    cliprange_value: float = NO_CLIPPING
+    episodes: int
+    n_epochs: int = 1
+    group_size: int = 1
+
+    def __str__(self) -> str:
+        groups = f" in groups of {self.group_size}" if self.group_size > 1 else ""
+        return f"{self.learning_rate:g}, {self.episodes} episodes{groups}, epochs: {self.n_epochs}"
+
+    @property
+    def shape(self) -> Shape:
+        """The work of an iteration."""
+        return replace(SHAPE, episodes=self.episodes, minibatch=self.episodes // N_MINIBATCHES, n_epochs=self.n_epochs)
 
 
-OURS, TRL = "ours 0.0002", "trl 0.0002"
-"""The quickstart's learning rate."""
-
-RAW = ("wall_s", "rollout_s", "cpu_s", "rollout_cpu_s", "others_cores", "reward", "kl", "response_tokens")
-"""What is kept of every iteration."""
-
-
-def contestants_of(systems: Sequence[str], learning_rates: Sequence[float]) -> dict[str, Contestant]:
-    """By name: the system and its policy's learning rate."""
-    return {
-        f"{system} {rate:g}": Contestant(f"sentiment_{system}", rate) for rate in learning_rates for system in systems
-    }
+LEARNING_RATES = (1e-3, 2e-3, 3e-3)
+EPISODES = (64, 128)
+GRIDS = {
+    "ppo": [Setting(rate, n, n_epochs=epochs) for n in EPISODES for epochs in (1, 2) for rate in LEARNING_RATES],
+    "grpo": [Setting(rate, n, group_size=size) for n in EPISODES for size in (4, 8) for rate in LEARNING_RATES],
+}
+"""Algorithm -> settings, the same for both libraries."""
 
 
 # --- one seed ---------------------------------------------------------------------------------------------------------
 
 
-def run_seed(
-    seed: int, contestants: Mapping[str, Contestant], iterations: int, folder: Path
-) -> dict[str, dict[str, Any]]:
-    """All contestants from one warm start, iteration by iteration in turn.
+class HeldOut:
+    """Responses of a policy to the prompts of the test split, always with the same random numbers.
 
     Args:
-        seed: of warm start, prompts, rollouts and minibatches.
-        contestants: by name.
-        iterations: of each.
-        folder: for what is passed around.
+        start: folder of the initial model and its tokenizer.
+    """
+
+    def __init__(self, start: Path) -> None:
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(start, padding_side="left")
+        self.start: Any = AutoModelForCausalLM.from_pretrained(start).eval()
+        self.prompts = [sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("test")]
+
+    @torch.no_grad()
+    def measure(self, folder: Path) -> dict[str, float]:
+        """Return mean reward and KL of the policy in a folder."""
+        model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+        sequences, prompt_mask = self.sampled(model)
+        n_prompt = prompt_mask.shape[1]
+        responses = sequences[:, n_prompt:]
+        texts = self.tokenizer.batch_decode(responses, skip_special_tokens=True)
+        prompts = [prompt for prompt in self.prompts for _ in range(N_RESPONSES)]
+        rewards = [sentiment(prompt + text) for prompt, text in zip(prompts, texts, strict=True)]
+
+        # The first end token belongs to the response. Those after it are padding.
+        is_end = (responses == self.tokenizer.eos_token_id).long()
+        is_token = is_end.cumsum(dim=1) - is_end == 0  # [n, length]
+        mask = torch.cat([prompt_mask, is_token.long()], dim=1)
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        log_p, log_start = (
+            network(input_ids=sequences, attention_mask=mask, position_ids=positions)
+            .logits[:, n_prompt - 1 : -1]
+            .log_softmax(dim=-1)
+            for network in (model, self.start)
+        )
+        kl = (log_p.exp() * (log_p - log_start)).sum(dim=-1)  # [n, length]
+        return {"reward": statistics.fmean(rewards), "kl": float(kl[is_token].double().mean())}
+
+    def sampled(self, model: Any) -> tuple[Tensor, Tensor]:
+        """Return prompts with responses `[n, prompt + length]`, and the mask of the prompts, padded on the left."""
+        encoded = self.tokenizer(self.prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+        torch.manual_seed(0)
+        sequences = model.generate(  # whatever generation config was saved with the model
+            **encoded,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=SHAPE.response_len,
+            num_return_sequences=N_RESPONSES,
+            eos_token_id=self.tokenizer.eos_token_id,
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+        return sequences, encoded["attention_mask"].repeat_interleave(N_RESPONSES, dim=0)
+
+
+def run_seed(
+    seed: int, contestants: Mapping[str, tuple[str, Setting]], max_cpu_s: float
+) -> dict[str, list[dict[str, float]]]:
+    """Train contestants from one initial model, iteration by iteration in turn.
+
+    Args:
+        seed: of initial model, prompts, rollouts and minibatches.
+        contestants: name -> system and setting.
+        max_cpu_s: CPU time after which a contestant ends that has not reached the target.
 
     Returns:
-        By name: seed, versions, every iteration's measurements, and the final policy's reward on held-out prompts.
+        By name: CPU time, held-out reward, KL and rollout's reward of each iteration.
 
     Raises:
-        WorkerError: a contestant died, or took another number of optimizer steps than the others.
+        WorkerError: a contestant died, or took another number of optimizer steps than its setting has.
     """
-    from rl4lms_like.data_pools.film_opinions import FilmOpinions
-    from rl4lms_like.small_models.warm_start import WarmStartSettings, make_warm_start
-
-    warm_start = WARM_STARTS / f"warm_start_seed_{seed}"
-    make_warm_start(warm_start, WarmStartSettings(seed=seed))
-    prompts = folder / "prompts.json"
-    prompts.write_text(json.dumps([sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("train")]))
-    job = {
-        "shape": asdict(SHAPE),
-        "model": str(warm_start.resolve()),
-        "seed": seed,
-        "threads": 1,
-        "task": TASK,
-        "prompts": str(prompts),
-    }
-    runs: dict[str, dict[str, Any]] = {}
-    with contextlib.ExitStack() as stack:
+    start = MODELS / f"warm_start_seed_{seed}"
+    make_warm_start(start, WarmStartSettings(seed=seed))
+    held_out = HeldOut(start)
+    curves: dict[str, list[dict[str, float]]] = {name: [] for name in contestants}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        prompts = Path(folder) / "prompts.json"
+        prompts.write_text(json.dumps([sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("train")]))
         workers = {}
-        for name, contestant in contestants.items():
-            own_job = {**job, **asdict(contestant), "save_to": str(folder / name)}
-            workers[name] = WorkerProcess(contestant.system, own_job, folder / f"{name}.log")
-            stack.callback(workers[name].stop)
-            runs[name] = {"seed": seed, **workers[name].loaded, "iterations": []}
-        for number in range(iterations):
-            for name, worker in workers.items():
-                runs[name]["iterations"].append(worker.run_iteration())
-                show_progress(seed, name, number, runs[name]["iterations"][-1])
-    before = held_out_reward(warm_start, warm_start)
-    for name, run in runs.items():
-        run["held_out_reward_before"] = before
-        run["held_out_reward"] = held_out_reward(folder / name, warm_start)
-    return runs
-
-
-def show_progress(seed: int, name: str, number: int, iteration: Mapping[str, Any]) -> None:
-    """One iteration as one line, if it was the work that was asked for."""
-    if iteration["optimizer_steps"] != SHAPE.optimizer_steps:
-        raise WorkerError(f"{name} took {iteration['optimizer_steps']} optimizer steps, not {SHAPE.optimizer_steps}")
-    print(
-        f"seed {seed} {name:12} iteration {number:2}: reward {iteration['reward']:6.3f}  KL {iteration['kl']:6.3f}  "
-        f"{iteration['response_tokens']:5} tokens  {iteration['wall_s']:5.2f} s  (CPU {iteration['cpu_s']:.2f} s)",
-        flush=True,
-    )
-
-
-def held_out_reward(model_folder: Path, tokenizer_folder: Path) -> float:
-    """Mean reward of sampled continuations of the test split's prompts, the same random numbers for every model."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from rl4lms_like.data_pools.film_opinions import FilmOpinions
-    from rl4lms_like.scoring.sentiment import sentiment
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(tokenizer_folder, padding_side="left")
-    model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
-    prompts = [sample.prompt_or_input_text for sample, _ in FilmOpinions.prepare("test")]
-    encoded = tokenizer(prompts, padding="longest", return_tensors="pt", return_token_type_ids=False)
-    torch.manual_seed(0)
-    sequences = model.generate(  # whatever generation config was saved with the model
-        **encoded,
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        max_new_tokens=SHAPE.response_len,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    responses = tokenizer.batch_decode(sequences[:, encoded["input_ids"].shape[1] :], skip_special_tokens=True)
-    return statistics.fmean(sentiment(prompt + text) for prompt, text in zip(prompts, responses, strict=True))
-
-
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
-def reached(iterations: Sequence[Mapping[str, Any]], target: float) -> dict[str, float]:
-    """When a run reached a target.
-
-    Args:
-        iterations: with `reward`, `kl` (nats per token), `wall_s` and `cpu_s`.
-        target: mean reward of two consecutive rollouts.
-
-    Returns:
-        Seconds, CPU seconds and number of iterations until then, and the mean KL of the two; empty if it did not.
-    """
-    for last in range(1, len(iterations)):
-        pair, until = iterations[last - 1 : last + 1], iterations[: last + 1]
-        if statistics.fmean(iteration["reward"] for iteration in pair) >= target:
-            return {
-                f"s to {target}": math.fsum(iteration["wall_s"] for iteration in until),
-                f"CPU s to {target}": math.fsum(iteration["cpu_s"] for iteration in until),
-                f"iterations to {target}": last + 1,
-                f"KL at {target}": statistics.fmean(iteration["kl"] for iteration in pair),
+        for i, (name, (system, setting)) in enumerate(contestants.items()):
+            job = {
+                "shape": asdict(setting.shape),
+                "model": str(start.resolve()),
+                "seed": seed,
+                "threads": 1,
+                "task": TASK,
+                "prompts": str(prompts),
+                "learning_rate": setting.learning_rate,
+                "group_size": setting.group_size,
+                "save_to": str(Path(folder) / str(i)),
             }
-    return {}
+            workers[name] = WorkerProcess(f"sentiment_{system}", job, Path(folder) / f"{i}.log")
+            stack.callback(workers[name].stop)
+
+        while workers:
+            for name in list(workers):
+                iteration = workers[name].run_iteration()
+                steps = contestants[name][1].shape.optimizer_steps
+                if iteration["optimizer_steps"] != steps:
+                    raise WorkerError(f"{name} took {iteration['optimizer_steps']} optimizer steps, not {steps}")
+                measured = held_out.measure(Path(workers[name].job["save_to"]))
+                kept = {key: iteration[key] for key in ("cpu_s", "rollout_cpu_s", "rollout_reward")} | measured
+                curves[name].append({key: round(value, 4) for key, value in kept.items()})
+
+                spent = math.fsum(row["cpu_s"] for row in curves[name])
+                if spent >= max_cpu_s or measured["reward"] >= TARGET:
+                    print(f"seed {seed}, {name}: {spent:.1f} CPU s, {reached(curves[name])}", flush=True)
+                    workers.pop(name).stop()
+    return curves
 
 
-def measures(run: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one run; those of targets that it did not reach are absent."""
-    iterations = run["iterations"]
-
-    def mean(key: str, some: Sequence[Mapping[str, Any]] = iterations) -> float:
-        return statistics.fmean(iteration[key] for iteration in some)
-
-    numbers = {
-        "reward, first iteration": iterations[0]["reward"],
-        "reward, last 5 iterations": mean("reward", iterations[-5:]),
-        "KL, last 5 iterations": mean("kl", iterations[-5:]),
-        "reward, held-out prompts": run["held_out_reward"],
-        "reward, held-out prompts, warm start": run["held_out_reward_before"],
-        "s per iteration": mean("wall_s"),
-        "CPU s per iteration": mean("cpu_s"),
-        "CPU s per rollout": mean("rollout_cpu_s"),
-        "CPU s per update": mean("cpu_s") - mean("rollout_cpu_s"),
+def reached(curve: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
+    """Return CPU time, iterations and KL of a run that has reached the target; None if it did not."""
+    if not curve or curve[-1]["reward"] < TARGET:
+        return None
+    return {
+        "CPU s": math.fsum(row["cpu_s"] for row in curve),
+        "CPU s of rollouts": math.fsum(row["rollout_cpu_s"] for row in curve),
+        "iterations": len(curve),
+        "KL": curve[-1]["kl"],
     }
-    for target in TARGETS:
-        numbers |= reached(iterations, target)
-    return numbers
 
 
-def interval(values: Sequence[float]) -> dict[str, float]:
-    """Mean, half the width of its 95 % interval (Student's t; not with one value), and how many values there are."""
-    from scipy import stats
-
-    summary = {"mean": statistics.fmean(values), "n": len(values)}
-    if len(values) > 1:
-        standard_error = statistics.stdev(values) / len(values) ** 0.5
-        summary["half_width"] = float(stats.t.ppf(0.975, len(values) - 1)) * standard_error
-    return summary
+# --- choice -----------------------------------------------------------------------------------------------------------
 
 
-def summarise(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean and interval over seeds of every measure, and of the ratios to our runs of the same seed.
+def tuned(runs: Mapping[str, Sequence[Mapping[str, float]]], system: str) -> Iterator[tuple[Setting, float, float]]:
+    """Yield the settings with which a system reached the target on all tuning seeds: mean CPU time, mean KL."""
+    for setting in GRIDS[algorithm_of(system)]:
+        ends = [reached(runs.get(key(system, setting, seed), ())) for seed in TUNING_SEEDS]
+        times, kls = [[end[name] for end in ends if end is not None] for name in ("CPU s", "KL")]
+        if len(times) == len(TUNING_SEEDS):
+            yield setting, statistics.fmean(times), statistics.fmean(kls)
 
-    Ratios are to our run with the same learning rate (`x ours`) and with the quickstart's (`x ours 0.0002`).
+
+def choices(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, tuple[str, Setting]]:
+    """Return what is measured: name -> system and setting. Ours is left out where its KL is always larger than TRL's.
+
+    Raises:
+        ValueError: one of TRL's reached the target with no setting.
     """
-    by_seed = {name: {run["seed"]: measures(run) for run in of_name} for name, of_name in runs.items()}
-    summary: dict[str, dict[str, dict[str, float]]] = {}
-    for name, seeds in by_seed.items():
-        keys = dict.fromkeys(key for numbers in seeds.values() for key in numbers)
-        summary[name] = {key: interval([n[key] for n in seeds.values() if key in n]) for key in keys}
-        for label, yardstick in (("x ours", f"ours {name.split()[1]}"), (f"x {OURS}", OURS)):
-            if yardstick == name or yardstick not in by_seed:
-                continue
-            for key in [key for key in keys if "s to " in key or (label == "x ours" and "s per " in key)]:
-                pairs = [(n[key], by_seed[yardstick].get(seed, {}).get(key)) for seed, n in seeds.items() if key in n]
-                ratios = [mine / ours for mine, ours in pairs if ours is not None]
-                if ratios:
-                    summary[name][f"{key}, {label}"] = interval(ratios)
-    return summary
+    chosen = {}
+    for trl in TRL:
+        setting, _, kl_limit = fastest(trl, list(tuned(runs, trl)))
+        chosen[trl] = (trl, setting)
+        for ours in OURS:
+            if allowed := [row for row in tuned(runs, ours) if row[2] <= kl_limit]:
+                chosen[f"{ours} for {trl}"] = (ours, fastest(ours, allowed)[0])
+    return chosen
+
+
+def algorithm_of(system: str) -> str:
+    """Return the key of a system's grid."""
+    return system.split("_")[1]
+
+
+def fastest(system: str, rows: Sequence[tuple[Setting, float, float]]) -> tuple[Setting, float, float]:
+    """Return the row with the least CPU time.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not rows:
+        raise ValueError(f"{system}: no setting of the grid reached {TARGET} in time")
+    return min(rows, key=lambda row: row[1])
+
+
+def key(contestant: str, setting: Setting, seed: int) -> str:
+    """Return the name of a run in the results file."""
+    return f"{contestant} | {setting} | {seed}"
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def table_of(summary: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
-    """One column a contestant; the number of seeds stands behind a measure that not all of them have."""
-    seeds = max(numbers["n"] for of_name in summary.values() for numbers in of_name.values())
-    table = Table(title=f"time to reward, {seeds:.0f} seeds: mean ± 95 % interval", title_justify="left")
-    table.add_column("")
-    for name in summary:
-        table.add_column(name, justify="right", no_wrap=True)
-    for key in sorted({key for of_name in summary.values() for key in of_name}, key=_order):
-        table.add_row(key, *(_cell(of_name.get(key), seeds) for of_name in summary.values()))
-    table.caption = "a column's name is the system and its policy's learning rate; KL in nats per token"
+def tuning_table(runs: Mapping[str, Sequence[Mapping[str, float]]]) -> Table:
+    """Return mean CPU seconds to the target, and mean KL there, of every setting; `-` if a seed did not reach it."""
+    table = Table(title=f"tuning: CPU s to {TARGET} (KL there)", title_justify="left")
+    for heading in ("algorithm", "setting", "ours", "TRL"):
+        table.add_column(heading)
+    for algorithm, grid in GRIDS.items():
+        by_library = [
+            {setting: (cpu_s, kl) for setting, cpu_s, kl in tuned(runs, f"{library}_{algorithm}")}
+            for library in ("ours", "trl")
+        ]
+        for setting in grid:
+            cells = [of_library.get(setting) for of_library in by_library]
+            texts = ["-" if cell is None else f"{cell[0]:.2f} ({cell[1]:.3f})" for cell in cells]
+            table.add_row(algorithm, str(setting), *texts)
     return table
 
 
-def _order(key: str) -> tuple[float, str]:
-    return (next((target for target in TARGETS if str(target) in key), 0.0), key)
-
-
-def _cell(numbers: Mapping[str, float] | None, seeds: float) -> str:
-    if numbers is None:
-        return "-"
-    text = f"{numbers['mean']:.3g}"
-    if "half_width" in numbers:
-        text += f" ± {numbers['half_width']:.2g}"
-    return text if numbers["n"] == seeds else f"{text} ({numbers['n']:.0f})"
-
-
-def columns(iterations: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The raw curves, one list a quantity."""
-    return {key: [round(iteration[key], 4) for iteration in iterations] for key in RAW}
-
-
-def write(
-    options: argparse.Namespace, contestants: Mapping[str, Contestant], runs: Mapping[str, Sequence[Mapping[str, Any]]]
-) -> None:
-    """Everything that was measured."""
-    document = {
-        "date": date.today().isoformat(),
-        "machine": machine(),
-        "settings": {"iterations": options.iterations, "seeds": options.seeds, "shape": asdict(SHAPE), "task": TASK},
-        "contestants": {name: asdict(contestant) for name, contestant in contestants.items()},
-        "summary": summarise(runs),
-        "runs": {name: [{**run, "iterations": columns(run["iterations"])} for run in runs[name]] for name in runs},
+def measured_table(
+    chosen: Mapping[str, tuple[str, Setting]], runs: Mapping[str, Sequence[Mapping[str, float]]]
+) -> Table:
+    """Return means with 95 % intervals over seeds, and TRL's CPU times divided by those of the row."""
+    table = Table(title=f"CPU time to {TARGET}, mean ± 95 % interval", title_justify="left")
+    for heading in (
+        "",
+        "setting",
+        "seeds",
+        "CPU s",
+        "of rollouts",
+        "iterations",
+        "KL",
+        *(f"{trl} / it" for trl in TRL),
+    ):
+        table.add_column(heading)
+    ends = {
+        name: {seed: end for seed in SEEDS if (end := reached(runs.get(key(name, setting, seed), ()))) is not None}
+        for name, (_, setting) in chosen.items()
     }
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=1) + "\n")
+    for name, (_, setting) in chosen.items():
+        mine = ends[name]
+        names = ("CPU s", "CPU s of rollouts", "iterations", "KL")
+        cells = [with_interval([end[column] for end in mine.values()]) for column in names]
+        for trl in TRL:
+            both = mine.keys() & ends[trl].keys()
+            cells.append(ratio([ends[trl][seed]["CPU s"] / mine[seed]["CPU s"] for seed in sorted(both)]))
+        table.add_row(name, str(setting), str(len(mine)), *cells)
+    return table
+
+
+def with_interval(values: Sequence[float]) -> str:
+    """Return the mean and half the width of its 95 % interval (Student's t), which one value has not."""
+    if not values:
+        return "-"
+    mean = statistics.fmean(values)
+    return f"{mean:.3g}" if len(values) == 1 else f"{mean:.3g} ± {half_width(list(values)):.2g}"
+
+
+def ratio(values: Sequence[float]) -> str:
+    """Return the geometric mean of ratios within seeds, and its 95 % interval (Student's t, of their logarithms)."""
+    if not values:
+        return "-"
+    logs = [math.log(value) for value in values]
+    mean = math.exp(statistics.fmean(logs))
+    if len(logs) == 1:
+        return f"{mean:.3g}"
+    width = half_width(logs)
+    return f"{mean:.2f} ({mean / math.exp(width):.2f} to {mean * math.exp(width):.2f})"
+
+
+def write(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Write all runs so far; an interruption leaves the old file."""
+    columns = {
+        name: {column: [row[column] for row in curve] for column in curve[0]} for name, curve in sorted(runs.items())
+    }
+    document = {"machine": machine(), "target": TARGET, "task": TASK, "runs": columns}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole = path.with_suffix(".tmp")
+    whole.write_text(json.dumps(document, indent=1) + "\n")
+    whole.replace(path)
+
+
+def read(path: Path) -> dict[str, list[dict[str, float]]]:
+    """Return the runs of a results file; none if there is no file."""
+    if not path.is_file():
+        return {}
+    runs = json.loads(path.read_text())["runs"]
+    return {
+        name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        for name, columns in runs.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Seeds x contestants, the table and the results."""
+    """Tune, choose, measure, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
-    parser.add_argument("--iterations", type=int, default=25, help="of each run (default 25)")
-    parser.add_argument("--systems", default="ours,trl", help="default: ours,trl")
-    parser.add_argument("--learning-rates", default="2e-4,5e-4,1e-3", help="of the policy; default: 2e-4,5e-4,1e-3")
-    parser.add_argument("--quick", action="store_true", help="one seed, one rate, two iterations; nothing is written")
+    parser.add_argument("--quick", action="store_true", help="one setting, one seed, one iteration; nothing is kept")
+    parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--output", type=Path, default=RESULTS / "time_to_reward.json", help="the JSON file")
     options = parser.parse_args(arguments)
+    console = Console(width=200)
     if options.quick:
-        options.seeds, options.iterations, options.learning_rates = 1, 2, "2e-4"
-    contestants = contestants_of(
-        options.systems.split(","), [float(rate) for rate in options.learning_rates.split(",")]
-    )
-    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contestants}
-    for seed in range(options.seeds):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, run in run_seed(seed, contestants, options.iterations, Path(folder)).items():
-                runs[name].append(run)
-        if not options.quick:
-            write(options, contestants, runs)
-    Console(width=170).print(table_of(summarise(runs)))
+        first = {name: (name, GRIDS[algorithm_of(name)][0]) for name in CONTESTANTS}
+        for name, curve in run_seed(0, first, max_cpu_s=0).items():
+            console.print(name, curve)
+        return
+
+    runs = read(options.output)
+    if not options.table:
+        for of_ppo, of_grpo in zip(*GRIDS.values(), strict=True):
+            settings = {"ppo": of_ppo, "grpo": of_grpo}
+            run_missing(
+                runs, {name: (name, settings[algorithm_of(name)]) for name in CONTESTANTS}, TUNING_SEEDS, options.output
+            )
+    console.print(tuning_table(runs))
+
+    chosen = choices(runs)
+    if not options.table:
+        run_missing(runs, chosen, SEEDS, options.output)
+    console.print(measured_table(chosen, runs))
+
+
+def run_missing(
+    runs: dict[str, list[dict[str, float]]],
+    contestants: Mapping[str, tuple[str, Setting]],
+    seeds: tuple[int, ...],
+    output: Path,
+) -> None:
+    """Add the runs of these contestants and seeds that are not there yet, and write them seed by seed."""
+    for seed in seeds:
+        todo = {key(name, of_name[1], seed): of_name for name, of_name in contestants.items()}
+        todo = {name: of_name for name, of_name in todo.items() if name not in runs}
+        runs |= run_seed(seed, todo, MAX_CPU_S[seeds])
+        write(output, runs)
 
 
 if __name__ == "__main__":

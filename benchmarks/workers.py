@@ -38,12 +38,14 @@ class System:
         module: in `benchmarks.systems`.
         requirements: for its own environment; none = the one that runs the benchmark.
         job: what its job says beyond shape, model, seed and threads.
+        environment: name of its environment; default: that of the module.
         checkout: the working tree whose library and worker are run.
     """
 
     module: str
     requirements: tuple[str, ...] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
+    environment: str | None = None
     checkout: Path = ROOT
 
 
@@ -70,8 +72,8 @@ class WorkerProcess:
 
     def __init__(self, name: str, job: Mapping[str, Any], log: Path) -> None:
         system = SYSTEMS[name]
-        python = python_of(system.module.replace("_", "-"), system.requirements)
-        self.name = name
+        python = python_of((system.environment or system.module).replace("_", "-"), system.requirements)
+        self.name, self.job = name, job
         self._log = log
         threads = str(job["threads"])
         environment = os.environ | {

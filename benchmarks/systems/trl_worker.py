@@ -7,6 +7,7 @@ steps silently).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from transformers import TrainerCallback
@@ -35,6 +36,18 @@ def on_device(worker: Worker) -> dict[str, Any]:
     if worker.device == "cpu":
         return {}
     return {"use_cpu": False, "bf16": worker.job["policy"].get("dtype") == "bfloat16"}
+
+
+def sentiment(text: str) -> float:
+    """Return VADER's compound score as this library's `sentiment` reward does, whose package is not installed here."""
+    return float(_analyzer().polarity_scores(text)["compound"])
+
+
+@cache
+def _analyzer() -> Any:
+    from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
+
+    return SentimentIntensityAnalyzer()
 
 
 class IterationGate(TrainerCallback):

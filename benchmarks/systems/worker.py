@@ -19,6 +19,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -132,18 +133,23 @@ class Worker:
             torch.cuda.synchronize()
         self._rollout_wall, self._rollout_cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
 
-    def iteration_done(self, *, optimizer_steps: int, response_tokens: int, **extras: Any) -> None:
+    def iteration_done(
+        self, *, optimizer_steps: int, response_tokens: int, save: Callable[[str], object] | None = None, **extras: Any
+    ) -> None:
         """Stop the clocks, when the GPU has done its work, and report.
 
         Args:
             optimizer_steps: that were really taken.
             response_tokens: that were really generated.
+            save: writes the policy into the job's folder `save_to`, while the clocks stand.
             extras: anything else worth keeping, JSON.
         """
         if self.device == "cuda":
             torch.cuda.synchronize()
         wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
         busy = machine_busy_s() - self._busy
+        if save is not None:
+            save(self.job["save_to"])
         if self.device == "cuda":
             extras = {"gpu_peak_mb": gpu_peak_mb(), **extras}
         self._say(

@@ -1,76 +1,108 @@
-"""What the time-to-reward benchmark says of curves, and that our side takes the optimizer steps it is compared at."""
+"""How the time-to-reward benchmark measures policies, chooses settings, and keeps its runs."""
 
 from __future__ import annotations
 
-import random
+from statistics import fmean
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from benchmarks import time_to_reward
-from benchmarks.systems.sentiment_ours import tokens_per_minibatch
-from benchmarks.time_to_reward import OURS, SHAPE, TRL, interval, reached, summarise
-from rl4lms_like.core.episodes import pack_episodes
+from benchmarks.time_to_reward import GRIDS, SEEDS, TUNING_SEEDS, HeldOut, Setting, choices, key, reached, tuned
+from rl4lms_like.scoring.sentiment import sentiment
+from rl4lms_like.small_models.warm_start import WarmStartSettings, make_warm_start
 
 
-def run_of(rewards, *, seed=0, cpu_s=1.0):
-    seconds = {"wall_s": 2 * cpu_s, "cpu_s": cpu_s, "rollout_cpu_s": cpu_s / 2}
-    iterations = [{"reward": reward, "kl": 0.1 * number, **seconds} for number, reward in enumerate(rewards)]
-    held_out = {"held_out_reward_before": rewards[0], "held_out_reward": rewards[-1]}
-    return {"seed": seed, "iterations": iterations, **held_out}
+def curve(cpu_s: float, kl: float, *, reward: float = 0.8, iterations: int = 2) -> list[dict[str, float]]:
+    """Return a run of equal iterations, the last one with this reward and KL."""
+    rows = [{"cpu_s": cpu_s, "rollout_cpu_s": cpu_s / 4, "reward": 0.1, "kl": 0.0} for _ in range(iterations)]
+    rows[-1] |= {"reward": reward, "kl": kl}
+    return rows
 
 
-def test_a_target_is_reached_by_the_mean_of_two_rollouts_in_a_row():
-    run = run_of([0.0, 0.9, 0.1, 0.55, 0.65, 0.9], cpu_s=3.0)
-    expected = {"s to 0.6": 30.0, "CPU s to 0.6": 15.0, "iterations to 0.6": 5, "KL at 0.6": pytest.approx(0.35)}
-    assert reached(run["iterations"], 0.6) == expected
-    assert reached(run["iterations"], 0.8) == {}
+def test_the_time_is_that_of_all_iterations_of_a_run_that_reached_the_target():
+    expected = {"CPU s": 6.0, "CPU s of rollouts": 1.5, "iterations": 3, "KL": 0.25}
+    assert reached(curve(2.0, 0.25, iterations=3)) == expected
+    assert reached(curve(2.0, 0.25, reward=0.69)) is None
+    assert reached([]) is None
 
 
-def test_ratios_are_within_a_seed_and_seeds_that_missed_a_target_are_left_out():
-    runs = {
-        OURS: [run_of([0.6, 0.6], seed=0, cpu_s=1.0), run_of([0.6, 0.6], seed=1, cpu_s=10.0)],
-        TRL: [run_of([0.5, 0.6, 0.6], seed=0, cpu_s=1.0), run_of([0.5, 0.6, 0.6], seed=1, cpu_s=20.0)],
+def grid_runs(times_and_kls):
+    """Return runs of two settings of each system, on all tuning seeds: system -> [(CPU seconds, KL), ...]."""
+    return {
+        key(system, setting, seed): curve(cpu_s, kl)
+        for system, pairs in times_and_kls.items()
+        for setting, (cpu_s, kl) in zip(GRIDS[system.split("_")[1]], pairs, strict=False)
+        for seed in TUNING_SEEDS
     }
-    ratio = summarise(runs)[TRL]["CPU s to 0.6, x ours"]
-    assert (ratio["mean"], ratio["n"]) == (pytest.approx((1.5 + 3.0) / 2), 2)
-    runs[OURS][1] = run_of([0.1, 0.1], seed=1)
-    summary = summarise(runs)
-    assert summary[TRL]["CPU s to 0.6, x ours"] == {"mean": pytest.approx(1.5), "n": 1}
-    assert summary[OURS]["CPU s to 0.6"]["n"] == 1
-    assert "CPU s to 0.7" not in summary[OURS]
 
 
-def test_a_ratio_is_to_our_run_with_the_same_rate_and_to_the_quickstarts():
-    runs = {OURS: [run_of([0.6, 0.6], cpu_s=4.0)], "ours 0.001": [run_of([0.6, 0.6], cpu_s=1.0)]}
-    summary = summarise({**runs, "trl 0.001": [run_of([0.6, 0.6], cpu_s=2.0)]})
-    assert summary["trl 0.001"]["CPU s to 0.6, x ours"]["mean"] == pytest.approx(2.0)
-    assert summary["trl 0.001"][f"CPU s to 0.6, x {OURS}"]["mean"] == pytest.approx(0.5)
-    assert summary["ours 0.001"][f"CPU s to 0.6, x {OURS}"]["mean"] == pytest.approx(0.25)
-    assert not any("x ours" in key for key in summary[OURS])
+def test_ours_is_the_fastest_setting_whose_kl_is_not_above_that_of_trls_fastest():
+    runs = grid_runs(
+        {
+            "trl_ppo": [(5.0, 0.1), (4.0, 0.2)],
+            "trl_grpo": [(3.0, 0.1), (6.0, 0.9)],
+            "ours_ppo": [(1.0, 0.15), (2.0, 0.05)],
+            "ours_grpo": [(0.5, 0.3), (0.9, 0.2)],
+        }
+    )
+    ppo, grpo = GRIDS["ppo"], GRIDS["grpo"]
+    assert choices(runs) == {
+        "trl_ppo": ("trl_ppo", ppo[1]),
+        "ours_ppo for trl_ppo": ("ours_ppo", ppo[0]),
+        "ours_grpo for trl_ppo": ("ours_grpo", grpo[1]),
+        "trl_grpo": ("trl_grpo", grpo[0]),
+        "ours_ppo for trl_grpo": ("ours_ppo", ppo[1]),
+    }
 
 
-def test_the_interval_is_students():
-    assert interval([1.0, 2.0, 3.0])["half_width"] == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
-    assert "half_width" not in interval([1.0])
+def test_a_setting_that_failed_on_one_tuning_seed_is_not_chosen():
+    runs = grid_runs({"ours_ppo": [(1.0, 0.1), (2.0, 0.1)]})
+    runs[key("ours_ppo", GRIDS["ppo"][0], TUNING_SEEDS[1])] = curve(1.0, 0.1, reward=0.5)
+    assert [setting for setting, *_ in tuned(runs, "ours_ppo")] == [GRIDS["ppo"][1]]
 
 
-@pytest.mark.parametrize("longest", [10, 40])
-def test_our_side_takes_as_many_minibatches_as_the_shape_says(longest):
-    rng = random.Random(0)
-    n_minibatches = SHAPE.episodes // SHAPE.minibatch
-    for _ in range(50):
-        lengths = [rng.randint(1, longest) for _ in range(SHAPE.episodes)]
-        order = rng.sample(range(SHAPE.episodes), SHAPE.episodes)
-        groups = pack_episodes(lengths, order, tokens_per_minibatch(lengths, n_minibatches))
-        assert len(groups) == n_minibatches
-        assert min(len(group) for group in groups) > SHAPE.minibatch // 2
+def test_a_system_that_never_reached_the_target_is_named():
+    with pytest.raises(ValueError, match="trl_ppo"):
+        choices(grid_runs({"trl_grpo": [(1.0, 0.1)]}))
 
 
-def test_too_few_episodes_for_so_many_minibatches_are_refused():
-    with pytest.raises(ValueError):
-        tokens_per_minibatch([40, 1, 1], 3)
+def test_both_libraries_have_grids_of_equal_size_and_measured_seeds_are_others():
+    assert len(GRIDS["ppo"]) == len(GRIDS["grpo"]) == len(set(GRIDS["ppo"])) == len(set(GRIDS["grpo"])) == 12
+    assert not set(SEEDS) & set(TUNING_SEEDS)
 
 
-def test_a_contestant_that_did_other_work_stops_the_benchmark():
-    with pytest.raises(time_to_reward.WorkerError):
-        time_to_reward.show_progress(0, TRL, 0, {"optimizer_steps": 20})
+def test_kept_runs_are_read_as_they_were_written(tmp_path):
+    runs = {key("ours_ppo", Setting(1e-3, 64), 0): curve(1.5, 0.2), "other": curve(0.5, 0.1, iterations=3)}
+    time_to_reward.write(tmp_path / "runs.json", runs)
+    assert time_to_reward.read(tmp_path / "runs.json") == runs
+
+
+def test_the_kl_of_held_out_responses_is_that_of_a_plain_loop_over_their_tokens(tmp_path):
+    start, trained = tmp_path / "start", tmp_path / "trained"
+    make_warm_start(start, WarmStartSettings(n_texts=200, n_held_out=20, steps=20))
+    model = AutoModelForCausalLM.from_pretrained(start).eval()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    model.save_pretrained(trained)
+    held_out = HeldOut(start)
+    held_out.prompts = [*held_out.prompts[:3], "a"]
+
+    kls, rewards = [], []
+    end = held_out.tokenizer.eos_token_id
+    for row, mask in zip(*held_out.sampled(model), strict=True):
+        prompt, response = row[: len(mask)][mask.bool()].tolist(), row[len(mask) :].tolist()
+        response = response[: response.index(end) + 1] if end in response else response
+        ids = torch.tensor([prompt + response])
+        of_model, of_start = (network(ids).logits[0].double().softmax(dim=-1) for network in (model, held_out.start))
+        for place in range(len(prompt) - 1, ids.shape[1] - 1):
+            p, q = of_model[place], of_start[place]
+            kls.append(float((p * (p / q).log()).sum()))
+        rewards.append(sentiment(held_out.tokenizer.decode(prompt + response, skip_special_tokens=True)))
+
+    measured = held_out.measure(trained)
+    assert measured["kl"] == pytest.approx(fmean(kls), rel=1e-4)
+    assert measured["kl"] > 0.01
+    assert measured["reward"] == pytest.approx(fmean(rewards))

@@ -31,11 +31,12 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate
+from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate, sentiment
 from benchmarks.systems.worker import UpdateWatch, Worker
-from rl4lms_like.scoring.sentiment import sentiment
 
 PAD = "<|pad|>"
+NO_CLIPPING = 1e6
+"""Of values: ours are not clipped."""
 
 
 class TokenIds(nn.Module):
@@ -78,7 +79,7 @@ class SentimentModel(nn.Module):
 
 
 class SentimentGate(IterationGate):
-    """Reports reward and KL of each iteration too.
+    """Reports the reward of each iteration too, and saves the policy.
 
     Args:
         worker: the protocol.
@@ -89,24 +90,22 @@ class SentimentGate(IterationGate):
         super().__init__(worker, trainer_steps=1)
         self._reward_model = reward_model
         self._logs: dict[str, float] = {}
+        self.policy: Any = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         """Keep TRL's statistics of the iteration."""
         self._logs = logs
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report at the end of an iteration, then wait for the next request.
-
-        `objective/kl` is the mean over episodes of the sum of k1 over their tokens.
-        """
+        """Report at the end of an iteration, then wait for the next request."""
         assert self.watch is not None
         reward, tokens = self._reward_model.mean_reward, self._reward_model.response_tokens
         assert abs(self._logs["objective/scores"] - reward) < 1e-4, "TRL trained on other rewards"
         self._worker.iteration_done(
             optimizer_steps=self.watch.optimizer_steps,
             response_tokens=tokens,
-            reward=reward,
-            kl=self._logs["objective/kl"] * self._worker.shape.episodes / tokens,
+            rollout_reward=reward,
+            save=self.policy.save_pretrained,
         )
         self._wait()
 
@@ -147,7 +146,7 @@ def make_trainer(worker: Worker, output_dir: str) -> PPOTrainer:
         kl_coef=task["kl_coef"],
         kl_estimator="k1",
         cliprange=task["clip_range"],
-        cliprange_value=worker.job["cliprange_value"],
+        cliprange_value=NO_CLIPPING,
         vf_coef=2 * task["vf_coef"],  # TRL's value loss has a factor 1/2, ours has not
         gamma=task["gamma"],
         lam=task["gae_lambda"],
@@ -167,17 +166,17 @@ def make_trainer(worker: Worker, output_dir: str) -> PPOTrainer:
 
 
 def main() -> None:
-    """Serve the driver, then save the policy."""
+    """Serve the driver."""
     worker = Worker()
     set_seed(worker.seed)  # TRL draws its minibatches from numpy and does not seed it
     with tempfile.TemporaryDirectory() as output_dir:
         trainer = make_trainer(worker, output_dir)
         (gate,) = [callback for callback in trainer.callbacks if isinstance(callback, SentimentGate)]
         gate.watch = UpdateWatch(worker, trainer.policy_model, trainer.optimizer.optimizer)
+        gate.policy = trainer.policy_model
         worker.ready("trl", "accelerate")
         with suppress(SystemExit):  # the gate's way out of TRL's loop
             trainer.train()
-        trainer.policy_model.save_pretrained(worker.job["save_to"])
 
 
 if __name__ == "__main__":
