@@ -12,13 +12,13 @@ The balancing loss of a mixture of experts (`policies.routing`) is added to both
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learne
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+T = TypeVar("T")
 Batch = Mapping[str, Tensor]
 """Tensors of some examples, by name."""
 
@@ -104,6 +105,10 @@ class TrainingObjective(ABC):
     def networks(self) -> list[ShardedNetwork]:
         """The networks whose weights are split, the trained one first."""
         return [] if self.network is None else [self.network]
+
+    def call(self, work: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function that calls modules of the trained model; see `ShardedNetwork.call`."""
+        return work(*args) if self.network is None else self.network.call(work, *args)
 
     def reshard(self) -> None:
         """Free split weights that are whole since the last pass; required before they are read or changed."""

@@ -92,18 +92,19 @@ def parity_gap(
         return pad if len(ids) == start else any_token
 
     with plain_generation(model), seeded(0, device):
-        arguments = {
-            "input_ids": prompt_ids,
-            "attention_mask": prompt_mask.long(),
-            "do_sample": True,
-            "top_k": 0,
-            "max_new_tokens": max_new_tokens,
-            "eos_token_id": None,
-            "prefix_allowed_tokens_fn": possible_tokens if with_pad else None,
-            "output_logits": True,
-            "return_dict_in_generate": True,
-        }
-        output = reader.generate(arguments)
+        generate = partial(
+            model.generate,
+            input_ids=prompt_ids,
+            attention_mask=prompt_mask.long(),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=max_new_tokens,
+            eos_token_id=None,
+            prefix_allowed_tokens_fn=possible_tokens if with_pad else None,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        output: Any = reader.call(generate)
 
     # The same responses, teacher-forced. No end tokens, so every token of a response is an action.
     response_ids = output.sequences[:, start:]
@@ -379,17 +380,18 @@ def decoding_gap(reader: EpisodeReader) -> float:
     for _ in range(2):
         ids, mask = (part.to(model.device) for part in padded(texts, side="left"))
         with plain_generation(model), seeded(0, model.device):
-            arguments = {
-                "input_ids": ids,
-                "attention_mask": mask.long(),
-                "do_sample": True,
-                "top_k": 0,
-                "max_new_tokens": RESPONSE_LENGTH,
-                "eos_token_id": None,
-                "stopping_criteria": StoppingCriteriaList([_EndAfter(ids.shape[1] + lengths)]),
-                "custom_generate": DecodeLoop(mask, shares_prompts=True, contexts=contexts),
-            }
-            decoded: Decoded = reader.generate(arguments)
+            generate = partial(
+                model.generate,
+                input_ids=ids,
+                attention_mask=mask.long(),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=RESPONSE_LENGTH,
+                eos_token_id=None,
+                stopping_criteria=StoppingCriteriaList([_EndAfter(ids.shape[1] + lengths)]),
+                custom_generate=DecodeLoop(mask, shares_prompts=True, contexts=contexts),
+            )
+            decoded: Decoded = reader.call(generate)
         is_action = torch.arange(RESPONSE_LENGTH, device=model.device) < lengths[:, None]
         episodes = EpisodeBatch(ids, mask, decoded.response_ids, is_action, is_action[:, 0])
         gaps.append((log_probs_of(plain_reader, episodes) - decoded.log_prob)[is_action].abs().max())

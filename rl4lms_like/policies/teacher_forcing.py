@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ from rl4lms_like.system.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
 
 
 class ActionScores(NamedTuple):
@@ -128,7 +130,7 @@ class EpisodeReader(ABC):
     def _use(self, network: ShardedNetwork) -> None:
         """Let the methods that call modules of the model be forward passes of torch: its hooks gather the weights."""
         self.network = network
-        for name in ("states", "final_states", "logits", "generate"):
+        for name in ("states", "final_states", "logits", "call"):
             setattr(self, name, partial(network.call, getattr(self, name)))
 
     def gathered(self) -> AbstractContextManager[None]:
@@ -170,13 +172,9 @@ class EpisodeReader(ABC):
             reader._use(self.network)
         return reader
 
-    def generate(self, arguments: dict[str, Any]) -> Any:
-        """Return the result of the model's own `generate`.
-
-        If the weights are split, all processes must generate equally many tokens.
-        """
-        model: Any = self.model
-        return model.generate(**arguments)
+    def call(self, work: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function that calls modules of the model; see `ShardedNetwork.call`."""
+        return work(*args)
 
     def scored_logits(self, episodes: EpisodeBatch) -> Tensor:
         """Return the logits of the distributions that are scored `[n_tokens, vocab]`: the model's own."""

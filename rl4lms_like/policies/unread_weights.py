@@ -18,8 +18,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
-from transformers.utils.hub import get_checkpoint_shard_files
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of the weights that can be read later: those that models compute with. Others are codes of quantized ones."""
@@ -29,7 +29,7 @@ class UnreadTensor(Tensor):
     """A tensor in a safetensors file. It has a shape and a type, but no values.
 
     It can be detached, converted to another type, deep-copied, and become a parameter. All other operations raise a
-    `TypeError`.
+    `RuntimeError`.
 
     Attributes:
         file: path of the file.
@@ -64,7 +64,8 @@ class UnreadTensor(Tensor):
             return cls(tensor.file, tensor.key, tensor.shape, tensor.dtype)
         if func is torch.ops.aten._to_copy.default and options.get("device") in (None, torch.device("cpu")):
             return cls(tensor.file, tensor.key, tensor.shape, options.get("dtype") or tensor.dtype)
-        raise TypeError(f"{func} needs values of {tensor!r}, which have not been read")
+        # Not a TypeError, which Python would replace by its own in `weight + 1`.
+        raise RuntimeError(f"{func} needs values of {tensor!r}, which have not been read")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnreadTensor:
         """Return another one of the same values."""
@@ -76,7 +77,7 @@ class UnreadTensor(Tensor):
         unread: UnreadTensor = memo[id(self)]
         return unread
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"UnreadTensor({self.key!r} in {self.file!r})"
 
 

@@ -391,16 +391,11 @@ def test_what_needs_whole_weights_is_refused_with_split_ones(run, path, changes)
         parse_config(blocks)
 
 
-FLASH = {"alg.attn_implementation": "flash_attention_2", "alg.training_args.bf16": True}
-PREFERENCES = {"alg.id": "dpo", "alg.args": {}, "datapool": {"id": "preferences", "args": {"path": "pairs.jsonl"}}}
-
-
 @pytest.mark.parametrize(
     ("path", "mentions", "changes"),
     [
         ("distributed.strategy", "ddp", {"alg.model_type": "vision"}),
         ("train_evaluation.average", "ddp", {"train_evaluation.average": {}}),
-        ("alg.attn_implementation", "sdpa", {**PREFERENCES, **FLASH}),
         ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
         ("alg.training_args.fp16", "bf16", {"alg.training_args.fp16": True}),
         ("alg.training_args.optim", "adamw_torch_fused", {"alg.training_args.optim": "adafactor"}),

@@ -28,9 +28,11 @@ from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
+from rl4lms_like.policies.loading import load_model
 from rl4lms_like.policies.parity import probe_episodes
 from rl4lms_like.policies.sharding import is_split, process_mesh, whole
 from rl4lms_like.policies.teacher_forcing import CausalReader
+from rl4lms_like.policies.unread_weights import UnreadTensor
 from rl4lms_like.system.ranks import Ranks, process_ranks
 from rl4lms_like.tracking.base import SilentTracker, Tracker
 from tests.builders import LowTokens
@@ -522,8 +524,12 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
 
 
 def write_whole_blocks(models: Path, output: Path) -> None:
-    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once."""
-    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once.
+
+    Also write the logits of that model, of whose files each process has read its rows only.
+    """
+    model, _ = load_model(AutoModelForCausalLM, str(models / "gpt2"), unread=True)
+    assert isinstance(model.lm_head.weight, UnreadTensor)
     reader = CausalReader(model)
     probe = probe_episodes(model.config.vocab_size, reader.prompt_side)
     reader.split_weights(process_mesh("cpu"), reshard_after_forward=False)
@@ -540,6 +546,9 @@ def write_whole_blocks(models: Path, output: Path) -> None:
     n_weights = len(list(model.transformer.h.parameters()))
     whole_blocks = {"no_grad": after_no_grad, "forward": after_forward, "backward": n_whole(), "all": n_weights}
     (output / "whole_blocks.json").write_text(json.dumps(whole_blocks))
+    with torch.no_grad():
+        logits = reader.logits(probe)
+    save_file({"logits": logits}, output / f"logits.rank{torch.distributed.get_rank()}.safetensors")
 
 
 def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from rl4lms_like.policies.parity import probe_episodes
+from rl4lms_like.policies.teacher_forcing import CausalReader
 from rl4lms_like.system.ranks import Ranks
 from tests.distributed.cells import (
     BEST_LOADED,
@@ -207,6 +210,15 @@ def test_whole_blocks_are_kept_for_the_backward_pass_and_freed_by_it(by_several)
     n_whole = json.loads((by_several[2] / "whole_blocks.json").read_text())
     assert n_whole == {"no_grad": 0, "forward": n_whole["all"], "backward": 0, "all": n_whole["all"]}
     assert n_whole["all"]
+
+
+def test_logits_of_rows_that_each_process_has_read_are_those_of_the_whole_model(models, by_several):
+    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    reader = CausalReader(model)
+    with torch.no_grad():
+        logits = reader.logits(probe_episodes(model.config.vocab_size, reader.prompt_side))
+    for rank in range(2):
+        assert torch.equal(load_file(by_several[2] / f"logits.rank{rank}.safetensors")["logits"], logits)
 
 
 def test_small_steps_in_bfloat16_change_the_split_weights(models, by_several):
