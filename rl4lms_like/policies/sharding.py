@@ -56,10 +56,10 @@ class ShardedNetwork:
         read_rows(places)
         require_values(model)
 
-        # The first module that runs becomes FSDP's root: an empty pass makes it this one.
-        self._root(_nothing)
+        # The first module that runs becomes FSDP's root. A private method of torch makes it this one: an empty pass
+        # would do so too, but gather all weights outside of blocks.
+        self._root._get_fsdp_state()._lazy_init()
         self._is_gathered = False
-        self.reshard()
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         """Return the result of a function that calls modules of the model.
@@ -355,7 +355,3 @@ def _split_tensors(
             if is_split(tensor):
                 split.append((holder, name, tensor))
     return split
-
-
-def _nothing() -> None:
-    """Return None."""
