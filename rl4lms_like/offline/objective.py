@@ -119,16 +119,21 @@ class TrainingObjective(ABC):
         """Keep the split weights of the trained model whole within the block; see `ShardedNetwork.gathered`."""
         return nullcontext() if self.network is None else self.network.gathered()
 
-    def led_by_main(self, optimizer: torch.optim.Optimizer | None = None) -> AbstractContextManager[None]:
+    def led_by_main(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        works: Mapping[str, Callable[[], Any]] | None = None,
+    ) -> AbstractContextManager[None]:
         """Let the main process read and save split weights within the block; see `sharding.led_by_main`.
 
         Args:
             optimizer: its moments can be read, too.
+            works: works of the other processes.
         """
         if self.network is None:
             return nullcontext()
         self.reshard()
-        return led_by_main([network.model for network in self.networks], optimizer)
+        return led_by_main([network.model for network in self.networks], optimizer, works)
 
     def loading(self) -> AbstractContextManager[None]:
         """Let the trained model load whole weights into split ones within the block; see `loading_whole_weights`."""

@@ -14,7 +14,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -812,7 +812,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     # --- saving, and passing weights on -------------------------------------------------------------------------
 
-    def led_by_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
+    def led_by_main(
+        self, *, with_optimizer: bool = False, works: Mapping[str, Callable[[], Any]] | None = None
+    ) -> AbstractContextManager[None]:
         """Let the main process read, save and pass on split weights within the block; the processes enter it together.
 
         Only the main one does the block's work, while the others take part in what it reads: see
@@ -820,6 +822,7 @@ class LMActorCriticPolicy(BasePolicy):
 
         Args:
             with_optimizer: also the moments of the optimizer.
+            works: further works of the other processes, as in `sharding.led_by_main`.
         """
         if not self.is_sharded:
             return nullcontext()
@@ -827,8 +830,8 @@ class LMActorCriticPolicy(BasePolicy):
         reference = self.ref_model if self._updates_reference else None  # a fixed one is in no checkpoint
         networks = (self.policy_model, self.value_model, self.value_head, reference)
         modules = [network for network in networks if network is not None]
-        works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
-        return led_by_main(modules, self.optimizer if with_optimizer else None, works)
+        own_works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
+        return led_by_main(modules, self.optimizer if with_optimizer else None, own_works | dict(works or {}))
 
     def _take_part_in_pass(self) -> None:
         """Make a pass of the language model without episodes of this process."""

@@ -126,21 +126,25 @@ def set_aside(model: nn.Module) -> dict[UnreadTensor, list[Place]]:
 
 def read_rows(places: Mapping[UnreadTensor, list[Place]]) -> None:
     """Read this process's rows of the weights that `set_aside` returned, after the model has been split."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
     for unread, places_of_weight in places.items():
         module, name = places_of_weight[0]
-        split: Any = getattr(module, name)
+        split = getattr(module, name)
+        weight = nn.Parameter(_own_rows(split, unread), requires_grad=split.requires_grad)
+        _set_parameter(places_of_weight, weight)
 
-        # The numbers of the rows are distributed as the weight itself. There may be none: of 3 rows, the fourth process
-        # has none.
-        numbers = torch.arange(split.shape[0], device=split.device_mesh.device_type)
-        own = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
-        start, end = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
-        rows = unread.rows(start, end).to(own.device)
-        layout = {"run_check": False, "shape": split.shape, "stride": split.stride()}
-        weight = DTensor.from_local(rows, split.device_mesh, split.placements, **layout)
-        _set_parameter(places_of_weight, nn.Parameter(weight, requires_grad=split.requires_grad))
+
+def _own_rows(split: Any, unread: UnreadTensor) -> Tensor:
+    """Return an unread tensor split as another one is, of which this process has read its rows."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    # The numbers of the rows are distributed as the rows themselves. There may be none: of 3 rows, the fourth process
+    # has none.
+    numbers = torch.arange(split.shape[0], device=split.device_mesh.device_type)
+    own = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
+    start, end = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
+    rows = unread.rows(start, end).to(own.device)
+    layout = {"run_check": False, "shape": split.shape, "stride": split.stride()}
+    return DTensor.from_local(rows, split.device_mesh, split.placements, **layout)
 
 
 def require_values(model: nn.Module) -> None:
@@ -241,8 +245,14 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def like(template: Tensor, value: Tensor) -> Tensor:
-    """Return this process's part of a whole tensor if `template`, of its shape, is split; otherwise the whole one."""
-    if not is_split(template) or template.shape != value.shape:
+    """Return this process's part of a whole tensor if `template`, of its shape, is split; otherwise the whole one.
+
+    Of an unread tensor, no more than that is read.
+    """
+    is_like_template = is_split(template) and template.shape == value.shape
+    if isinstance(value, UnreadTensor):
+        return _own_rows(template, value) if is_like_template else value.rows(0, len(value))
+    if not is_like_template:
         return value
     from torch.distributed.tensor import distribute_tensor
 

@@ -11,6 +11,7 @@ compute (fused experts, a comparison of tied weights, DoRA), an error is raised,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +27,42 @@ _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class UnreadTensor(Tensor):
-    """A tensor in a safetensors file. It has a shape and a type, but no values.
+    """A tensor in safetensors files. It has a shape and a type, but no values.
 
     It can be detached, converted to another type, deep-copied, and become a parameter. All other operations raise a
     `RuntimeError`.
 
     Attributes:
-        file: path of the file.
-        key: name of the tensor in the file.
+        parts: path of a file, and the number of rows in it; the rows of the files follow each other.
+        key: name of the tensor in each of the files.
     """
 
-    file: str
+    parts: tuple[tuple[str, int], ...]
     key: str
 
     @staticmethod
-    def __new__(cls, file: str, key: str, shape: torch.Size, dtype: torch.dtype) -> UnreadTensor:
-        tensor: UnreadTensor = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=torch.device("cpu"))
-        tensor.file = file
+    def __new__(
+        cls, parts: Sequence[tuple[str, int]], key: str, shape: Sequence[int], dtype: torch.dtype
+    ) -> UnreadTensor:
+        size = torch.Size(shape)
+        tensor: UnreadTensor = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=torch.device("cpu"))
+        tensor.parts = tuple(parts)
         tensor.key = key
         return tensor
 
     def rows(self, start: int, end: int) -> Tensor:
         """Read rows of the tensor; a new tensor `[end - start, ...]` of this one's type."""
-        # Opened for each tensor: the pages of a file that stays open would count as memory of this process.
-        with safe_open(self.file, "pt") as file:
-            rows: Tensor = file.get_slice(self.key)[start:end]
-        return rows.to(self.dtype)
+        rows = torch.empty((end - start, *self.shape[1:]), dtype=self.dtype)
+        first = 0  # row of the tensor with which a file begins
+        for path, n_rows in self.parts:
+            begin = max(start, first)
+            stop = min(end, first + n_rows)
+            if begin < stop:
+                # Opened for each tensor: the pages of a file that stays open would count as memory of this process.
+                with safe_open(path, "pt") as file:
+                    rows[begin - start : stop - start] = file.get_slice(self.key)[begin - first : stop - first]
+            first += n_rows
+        return rows
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -61,9 +72,9 @@ class UnreadTensor(Tensor):
         tensor = args[0]
         options = kwargs or {}
         if func is torch.ops.aten.detach.default or func is torch.ops.aten.alias.default:
-            return cls(tensor.file, tensor.key, tensor.shape, tensor.dtype)
+            return cls(tensor.parts, tensor.key, tensor.shape, tensor.dtype)
         if func is torch.ops.aten._to_copy.default and options.get("device") in (None, torch.device("cpu")):
-            return cls(tensor.file, tensor.key, tensor.shape, options.get("dtype") or tensor.dtype)
+            return cls(tensor.parts, tensor.key, tensor.shape, options.get("dtype") or tensor.dtype)
         # Not a TypeError, which Python would replace by its own in `weight + 1`.
         raise RuntimeError(f"{func} needs values of {tensor!r}, which have not been read")
 
@@ -78,7 +89,7 @@ class UnreadTensor(Tensor):
         return unread
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"UnreadTensor({self.key!r} in {self.file!r})"
+        return f"UnreadTensor({self.key!r} in {', '.join(path for path, _ in self.parts)})"
 
 
 def unread_checkpoint(
@@ -114,7 +125,36 @@ def unread_checkpoint(
                 if dtype is None:
                     return None
                 is_small = len(shape) < 2 or shape.numel() < 2
-                tensors[name] = file.get_tensor(name) if is_small else UnreadTensor(path, name, shape, dtype)
+                if is_small:
+                    tensors[name] = file.get_tensor(name)
+                else:
+                    tensors[name] = UnreadTensor([(path, shape[0])], name, shape, dtype)
+    return tensors
+
+
+def tensors_in_parts(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the tensors, by name, of which each file has some rows; the rows of the files follow each other.
+
+    Raises:
+        ValueError: the files do not belong together.
+    """
+    headers: list[dict[str, tuple[list[int], str]]] = []
+    for path in files:
+        with safe_open(path, "pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  (not a mapping)
+            headers.append({name: (part.get_shape(), part.get_dtype()) for name, part in slices.items()})
+
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set().union(*headers)):
+        if any(name not in header for header in headers):
+            raise ValueError(f"rows of {name} are missing")
+        kinds = {(tuple(header[name][0][1:]), header[name][1]) for header in headers}
+        if len(kinds) > 1:
+            raise ValueError(f"the rows of {name} have different lengths or types")
+        ((columns, dtype),) = kinds
+        parts = [(str(path), header[name][0][0]) for path, header in zip(files, headers, strict=True)]
+        n_rows = sum(n for _, n in parts)
+        tensors[name] = UnreadTensor(parts, name, (n_rows, *columns), _TYPES[dtype])
     return tensors
 
 

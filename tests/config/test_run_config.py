@@ -416,6 +416,13 @@ def test_whole_weights_are_kept_after_a_forward_pass_only_if_there_are_split_one
             parse_config({**blocks, "distributed": {"reshard_after_forward": False}})
 
 
+def test_checkpoints_are_in_parts_only_if_weights_are(run, supervised):
+    for blocks in (run, supervised):
+        parse_config({**blocks, "distributed": {"strategy": "fsdp", "checkpoint": "split"}})
+        with raises_at("distributed.checkpoint", mentions="no effect"):
+            parse_config({**blocks, "distributed": {"checkpoint": "split"}})
+
+
 def test_split_weights_in_one_process_are_a_notice(run, supervised):
     for blocks in (run, supervised):
         config = parse_config({**blocks, "distributed": {"strategy": "fsdp"}})

@@ -14,7 +14,7 @@ from transformers import GPT2LMHeadModel, GPT2Model
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen
 from rl4lms_like.policies.sharding import require_values
-from rl4lms_like.policies.unread_weights import UnreadTensor
+from rl4lms_like.policies.unread_weights import UnreadTensor, tensors_in_parts, unread_checkpoint
 from rl4lms_like.system.errors import ModelError
 from rl4lms_like.testing import models
 from tests.expert_models import save_experts
@@ -185,9 +185,30 @@ def test_a_weight_without_values_is_an_error(device, tiny_gpt2_dir):
 
 
 def test_a_quantized_checkpoint_is_not_read_later(tiny_gpt2_dir, tmp_path):
-    from rl4lms_like.policies.unread_weights import unread_checkpoint
-
     config = load_model_config(str(tiny_gpt2_dir))
     assert unread_checkpoint(str(tiny_gpt2_dir), config) is not None
     config.quantization_config = json.loads('{"quant_method": "fp8"}')
     assert unread_checkpoint(str(tiny_gpt2_dir), config) is None
+
+
+def test_rows_of_several_files_follow_each_other(tmp_path):
+    """Also where a file has none, as that of a process with a weight that has fewer rows than there are processes."""
+    weight = torch.arange(12.0).view(3, 4)
+    files = []
+    for number, rows in enumerate((weight[:2], weight[2:2], weight[2:])):
+        files.append(tmp_path / f"{number}.safetensors")
+        save_file({"weight": rows.contiguous(), "bias": torch.full((1,), float(number))}, files[-1])
+    tensors = tensors_in_parts(files)
+    assert tensors["weight"].shape == (3, 4)
+    for start in range(4):
+        for end in range(start, 4):
+            assert torch.equal(tensors["weight"].rows(start, end), weight[start:end])
+    assert tensors["bias"].rows(0, 3).tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("other", [{"bias": torch.zeros(2, 4)}, {"weight": torch.zeros(2, 5)}])
+def test_parts_that_do_not_belong_together_are_an_error(other, tmp_path):
+    save_file({"weight": torch.zeros(2, 4)}, tmp_path / "1.safetensors")
+    save_file(other, tmp_path / "2.safetensors")
+    with pytest.raises(ValueError, match="rows of"):
+        tensors_in_parts([tmp_path / "1.safetensors", tmp_path / "2.safetensors"])
