@@ -66,6 +66,7 @@ from rl4lms_like.policies.sharding import whole
 from rl4lms_like.policies.unread_weights import read_buffers, unread_checkpoint
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.out_of_memory import is_out_of_memory
 
 VALUE_HEAD = "value_head.safetensors"
 """File with the weight of a saved critic's head, next to its network."""
@@ -206,21 +207,23 @@ def _load_unread(auto_class: Any, named: Mapping[str, Any], options: dict[str, A
     """
     model_name = named["model_name"]
     local_files_only = options["local_files_only"]
-    tensors = unread_checkpoint(model_name, options["config"], local_files_only=local_files_only)
-    if tensors is None:
-        return None
 
-    # Given tensors, only the model's own class loads them.
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        model_class = type(auto_class.from_config(options["config"]))
-
-    # transformers reports an operation that needs values as a failed conversion, and the whole load its own errors.
+    # transformers reports an operation that needs values as a failed conversion.
     library = logging.getLogger("transformers.modeling_utils")
     was_disabled = library.disabled
     library.disabled = True
     try:
+        tensors = unread_checkpoint(model_name, options["config"], local_files_only=local_files_only)
+        if tensors is None:
+            return None
+
+        # Only the model's own class loads tensors that it is given.
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model_class = type(auto_class.from_config(options["config"]))
         model: PreTrainedModel = load_complete(model_class, None, state_dict=tensors, **named, **options)
-    except ModelError:
+    except Exception as error:  # repeated by the whole load, if values are not all that is missing
+        if is_out_of_memory(error):
+            raise
         return None
     finally:
         library.disabled = was_disabled

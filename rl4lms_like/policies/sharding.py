@@ -11,6 +11,9 @@
 Gradients are summed over the processes by the backward pass. Each forward and each backward pass of a network needs
 all processes, in the same order.
 
+Weights that are not read yet when a network is split (`policies.unread_weights`) are read then: by each process its
+rows.
+
 Outside of this module, split tensors differ from others only in being `DTensor`s; `whole` and `like` convert them.
 """
 

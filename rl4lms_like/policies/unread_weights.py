@@ -117,18 +117,29 @@ def unread_checkpoint(
 
     tensors: dict[str, Tensor] = {}
     for path in files:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  (not a mapping)
-                header = file.get_slice(name)
-                shape = torch.Size(header.get_shape())
-                dtype = _TYPES.get(header.get_dtype())
-                if dtype is None:
-                    return None
-                is_small = len(shape) < 2 or shape.numel() < 2
-                if is_small:
-                    tensors[name] = file.get_tensor(name)
-                else:
-                    tensors[name] = UnreadTensor([(path, shape[0])], name, shape, dtype)
+        tensors |= tensors_without_matrices(path)
+    if any(not tensor.is_floating_point() or tensor.dtype not in _TYPES.values() for tensor in tensors.values()):
+        return None
+    return tensors
+
+
+def tensors_without_matrices(path: str | Path, prefixes: tuple[str, ...] = ("",)) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors file by name, whose matrices are not read.
+
+    Args:
+        path: of the file.
+        prefixes: beginnings of the names of these matrices; all others are read.
+    """
+    tensors: dict[str, Tensor] = {}
+    with safe_open(path, "pt") as file:
+        for name in file.keys():  # noqa: SIM118  (not a mapping)
+            header = file.get_slice(name)
+            shape = header.get_shape()
+            dtype = _TYPES.get(header.get_dtype())
+            if name.startswith(prefixes) and dtype is not None and len(shape) > 1 and 0 not in shape:
+                tensors[name] = UnreadTensor([(str(path), shape[0])], name, shape, dtype)
+            else:
+                tensors[name] = file.get_tensor(name)
     return tensors
 
 

@@ -13,6 +13,7 @@ from transformers import GPT2LMHeadModel, GPT2Model
 
 from rl4lms_like.policies.loading import auto_class_of, load_model, load_model_config
 from rl4lms_like.policies.lora import add_lora, copy_sharing_frozen
+from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.sharding import require_values
 from rl4lms_like.policies.unread_weights import UnreadTensor, tensors_in_parts, unread_checkpoint
 from rl4lms_like.system.errors import ModelError
@@ -144,6 +145,14 @@ def test_an_incomplete_checkpoint_has_the_error_of_a_whole_load(tiny_gpt2_dir, t
         loaded(tmp_path, unread=True)
 
 
+def test_a_torn_file_has_the_error_of_a_whole_load(tiny_gpt2_dir, tmp_path):
+    shutil.copytree(tiny_gpt2_dir, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ModelError, match="SafetensorError"):
+        loaded(tmp_path, unread=True)
+
+
 def test_adapters_have_the_values_of_those_on_a_whole_model(tiny_gpt2_dir):
     pytest.importorskip("peft")
     adapters = []
@@ -164,6 +173,16 @@ def test_a_copy_reads_the_same_values(is_frozen, tiny_gpt2_dir):
     assert copied.lm_head.weight is copied.transformer.wte.weight
     assert copied.lm_head.weight.requires_grad == (not is_frozen)
     assert_same(copied, loaded(tiny_gpt2_dir, unread=False))
+
+
+def test_weights_of_a_reference_in_bfloat16_are_rounded_as_those_of_a_whole_load(tiny_gpt2_dir):
+    whole = loaded(tiny_gpt2_dir, unread=False).requires_grad_(False)
+    model = loaded(tiny_gpt2_dir, unread=True).requires_grad_(False)
+    for reference in (whole, model):
+        store_in_bfloat16(reference)
+    weight = model.transformer.h[0].mlp.c_fc.weight
+    assert isinstance(weight, UnreadTensor) and weight.dtype == torch.bfloat16
+    assert_same(model, whole)
 
 
 def test_nothing_is_computed_from_values_that_have_not_been_read(tiny_gpt2_dir):

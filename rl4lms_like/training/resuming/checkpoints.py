@@ -63,6 +63,8 @@ STEP = "checkpoint-{}"
 INTERRUPTED = "interrupted_{:05d}"
 """Checkpoint of a run that ended early. It is newer than `iteration_<n>` and removed once there is a later one."""
 
+_WEIGHTS = ("policy.", "model.", "objective.", "optimizer.")
+"""Beginnings of the names of weights and moments."""
 _NAME = re.compile(
     r"(?:iteration_|checkpoint-|(?P<early>interrupted_))(?P<number>[0-9]{1,18})"
     r"(?P<temporary>(?:\.(?P<mark>[0-9a-f]{16}))?\.(?:partial|replaced))?"  # temporary folders of a killed process
@@ -82,8 +84,9 @@ class TrainingState:
 
     Args:
         numbers: in types that JSON supports.
-        tensors: by names with prefixes for their owners: `policy.`, `optimizer.`, `random.`, `update.`, `ahead.`. Those
-            whose rows several processes have written are not read yet: `sharding.like` reads them.
+        tensors: by names with prefixes for their owners: `policy.`, `optimizer.`, `random.`, `update.`, `ahead.`.
+            Weights and moments of a checkpoint are not read yet: `sharding.like` reads them, of split ones the rows of
+            this process.
     """
 
     numbers: dict[str, Any]
@@ -252,9 +255,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
         CheckpointError: the folder is not a checkpoint, is damaged, or has another format. The message names the file
             and the problem.
     """
-    from safetensors.torch import load_file
-
-    from rl4lms_like.policies.unread_weights import tensors_in_parts
+    from rl4lms_like.policies.unread_weights import tensors_in_parts, tensors_without_matrices
 
     try:
         # Every file, also the model's: a checkpoint with a changed model would resume with other weights.
@@ -270,7 +271,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
 
         numbers = read_json(folder / STATE, limit=LARGEST_STATE)
-        tensors = load_file(folder / TENSORS)
+        tensors = tensors_without_matrices(folder / TENSORS, _WEIGHTS)
         if parts := sorted(folder / name for name in manifest["files"] if fnmatch(name, ALL_ROWS)):
             tensors |= tensors_in_parts(parts)
         state = TrainingState(numbers, tensors)
