@@ -555,10 +555,6 @@ def trainer_with_split_weights(
     if train_evaluation.average is not None:
         yield ConfigIssue("train_evaluation.average", _WHOLE_WEIGHTS)
 
-    # Before the split, where a whole model is in main memory only.
-    if isinstance(alg, PreferenceAlgConfig) and "flash" in (alg.attn_implementation or ""):
-        text = "with distributed.strategy: fsdp, log-probs are checked in main memory, where it does not work; use sdpa"
-        yield ConfigIssue("alg.attn_implementation", text)
     if alg.training_args.get("torch_compile"):
         yield ConfigIssue("alg.training_args.torch_compile", f"true {_WHOLE_WEIGHTS}")
     if alg.training_args.get("fp16"):

@@ -270,16 +270,23 @@ class DistributedConfig(Block):
         reshard_after_forward: with `fsdp`: free the whole weights of a transformer block after its forward pass, and
             gather them again for its backward pass. False: keep them until then, which communicates less and needs
             more memory (ZeRO-2).
+        checkpoint: with `fsdp`: `whole`: the first process gathers and writes the training state. `split`: each process
+            writes its rows of weights and moments.
         timeout: seconds that a process waits for the others, for instance while the first one computes metrics.
     """
 
     strategy: Literal["ddp", "fsdp"] = "ddp"
     reshard_after_forward: bool = True
+    checkpoint: Literal["whole", "split"] = "whole"
     timeout: Positive = 1800.0
 
     def issues(self) -> Iterator[ConfigIssue]:
-        if self.strategy != "fsdp" and not self.reshard_after_forward:
+        if self.strategy == "fsdp":
+            return
+        if not self.reshard_after_forward:
             yield ConfigIssue("reshard_after_forward", "has no effect without strategy: fsdp; remove it")
+        if self.checkpoint == "split":
+            yield ConfigIssue("checkpoint", "split has no effect without strategy: fsdp; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)

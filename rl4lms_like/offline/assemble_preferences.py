@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,13 +34,14 @@ from rl4lms_like.offline.assemble_supervised import (
     head_modules,
     image_lines,
     language_model_class,
+    leaves_unread,
     load_encoder,
     loading_device,
     prepare,
     reward_model_class,
     schedule_of,
 )
-from rl4lms_like.offline.checked_readers import checked_reader, checked_reward_reader
+from rl4lms_like.offline.checked_readers import check_reader, checked_reward_reader, new_reader
 from rl4lms_like.offline.pairs import (
     Pairs,
     encode_labels,
@@ -98,7 +100,7 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     check_independence(config, networks, encoder, examples, prepared.samples, generates=generates)
 
     # The head of a reward model is not part of the adapters: PEFT freezes it with the rest, and it is trained whole.
-    model, dropout_rates = _load(config, prepared.model_config, arguments)
+    model, dropout_rates = _load(config, prepared.model_config, arguments, unread=leaves_unread(config, ranks))
     head = () if has_language_model else head_modules(model)
     nn.Module.to(model, loading_device(config, ranks)).eval()
     add_adapters(model, config, dropout=bool(arguments.dropout))
@@ -107,7 +109,11 @@ def assemble_preferences(config: PreferenceConfig, ranks: Ranks | None = None) -
     if config.alg.peft is not None and config.alg.quantization is not None:
         check_offline_gradients(model, config)
 
-    objective = _objective(config, arguments, model, encoder)
+    # Weights are split first: a process has the rows of each, and may have read no others.
+    objective = _objective(config, arguments, model, encoder, unread=leaves_unread(config, ranks))
+    prepared.split(objective, model, ranks)
+    _check(objective, config, encoder)
+    objective.reshard()
     set_n_threads(config, model)
     return prepared.run(
         examples=examples,
@@ -167,13 +173,14 @@ def encode(arguments: Any, encoder: ExampleEncoder, samples: Sequence[Sample], c
 
 
 def _load(
-    config: PreferenceConfig, model_config: PretrainedConfig, arguments: Any
+    config: PreferenceConfig, model_config: PretrainedConfig, arguments: Any, *, unread: bool
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load the model that is trained; return it and the dropout rates of its checkpoint."""
     name = config.alg.model_name
     # With `adapters`, only the adapters have dropout. A trained model that is measured has no new adapters, and its
     # weights stay as they were trained.
     options: Any = {"dropout": arguments.dropout is True, "attn_implementation": config.alg.attn_implementation}
+    options["unread"] = unread
     if config.alg.peft is not None:
         options["quantization"] = config.alg.quantization
     if arguments.has_language_model:
@@ -185,14 +192,13 @@ def _load(
 
 
 def _objective(
-    config: PreferenceConfig, arguments: Any, model: PreTrainedModel, encoder: ExampleEncoder
+    config: PreferenceConfig, arguments: Any, model: PreTrainedModel, encoder: ExampleEncoder, *, unread: bool
 ) -> PreferenceObjective:
     training = make_training_arguments(config, "checkpoints")
     # Both act in training mode only. Older versions of transformers have one name for the recomputation.
     recomputes = getattr(training, "activation_checkpointing", False) or training.gradient_checkpointing
-    packs_rows = config.alg.packing is not None
     if arguments.has_language_model:
-        reader = checked_reader(model, config.alg.model_name, encoder.pictures, packs_rows=packs_rows)
+        reader = new_reader(model, encoder.pictures)
     elif encoder.pictures is not None:
         reader = checked_reward_reader(model, config.alg.model_name, encoder.pictures)
     else:
@@ -207,13 +213,11 @@ def _objective(
         needs_training_mode=bool(arguments.dropout) or recomputes,
     )
 
-    if isinstance(objective, RewardModel):
-        _set_up_reward_model(objective, config, encoder)
     # Without another reference, the trained model itself is read before its first step.
     if isinstance(objective, ReferenceObjective):
         name = arguments.reference_model
         if name not in (None, config.alg.model_name):
-            objective.reference = _reference(config, name, encoder, model)
+            objective.reference = _reference(config, name, encoder, model, unread=unread)
     return objective
 
 
@@ -226,7 +230,9 @@ def _networks(config: PreferenceConfig, model_config: PretrainedConfig, argument
     return networks
 
 
-def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel) -> EpisodeReader:
+def _reference(
+    config: PreferenceConfig, name: str, encoder: ExampleEncoder, model: PreTrainedModel, *, unread: bool
+) -> EpisodeReader:
     # It scores the same token ids as the trained model, so both need one family and one vocabulary.
     reference_config = load_model_config(name)
     is_readable = not config.reads_pictures or is_loaded_by(reference_config, AutoModelForImageTextToText)
@@ -241,9 +247,28 @@ def _reference(config: PreferenceConfig, name: str, encoder: ExampleEncoder, mod
         role="reference model",
         attn_implementation=config.alg.attn_implementation,
         quantization=config.alg.quantization,
+        unread=unread,
     )
     reference = nn.Module.to(reference, model.device).eval()
-    return checked_reader(reference, name, encoder.pictures, packs_rows=config.alg.packing is not None)
+    return new_reader(reference, encoder.pictures)
+
+
+def _check(objective: PreferenceObjective, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
+    """Find how an objective computes its scores, and check its log-probs.
+
+    Raises:
+        ModelError: a model's interface is not supported, or its outputs are not finite.
+        ParityError: log-probs differ from those of generation.
+    """
+    if isinstance(objective, RewardModel):
+        _set_up_reward_model(objective, config, encoder)
+        return
+
+    packs_rows = config.alg.packing is not None
+    check_reader(objective.reader, config.alg.model_name, packs_rows=packs_rows)
+    if isinstance(objective, ReferenceObjective) and objective.reference is not None:
+        name = objective.arguments.reference_model or config.alg.model_name
+        check_reader(objective.reference, name, packs_rows=packs_rows)
 
 
 def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encoder: ExampleEncoder) -> None:
@@ -266,7 +291,8 @@ def _set_up_reward_model(objective: RewardModel, config: PreferenceConfig, encod
     if not model.config.is_encoder_decoder:
         with first_episodes(model, config.alg.model_name):
             objective.head = reward_head(objective.reader)
-            objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
+            if objective.network is None:
+                objective.reader.shares_prompts = check_sharing(objective.reader, config.alg.model_name, has_head=False)
             if config.alg.packing is not None:
                 objective.reader.packing = check_packing(objective.reader, config.alg.model_name, has_head=False)
 
@@ -310,7 +336,7 @@ def reward_head(reader: EpisodeReader) -> nn.Linear:
     probe = replace(probe, prompt_ids=prompt_ids, prompt_mask=is_real, response_ids=ids[None, n_prompt:])
 
     # Both in evaluation mode and float32, so that only the order of operations differs.
-    of_model = model(input_ids=ids[None]).logits[0]
+    of_model = reader.call(partial(model, input_ids=ids[None])).logits[0]
     of_head = head(reader.final_states(probe))[0]
     tolerance = SHARING_TOLERANCE * max(1.0, float(of_model.abs().max()))
     if not bool((of_model - of_head).abs().max() <= tolerance):  # NaN is not within it

@@ -55,7 +55,7 @@ from rl4lms_like.policies.loading import (
     load_model,
     load_model_config,
 )
-from rl4lms_like.policies.lora import add_lora, lora_conflicts, refuse_unknown_layers, require_stackable
+from rl4lms_like.policies.lora import add_lora, lora_conflicts, needs_values, refuse_unknown_layers, require_stackable
 from rl4lms_like.policies.parity import (
     check_packing,
     dependence_on_batch,
@@ -154,6 +154,7 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
         dropout=True,
         attn_implementation=config.alg.attn_implementation,
         quantization=config.alg.quantization,
+        unread=leaves_unread(config, ranks),
     )
     add_adapters(model, config, dropout=True)
     # The Trainer would do it too late: an average of the weights begins with a copy on their device.
@@ -163,23 +164,26 @@ def assemble_supervised(config: SupervisedConfig, ranks: Ranks | None = None) ->
     set_n_threads(config, model)
 
     pad_token_id = TextLayout(encoder.tokenizer, 1, 1).pad_token_id
-    objective: TrainingObjective
     if encoder.pictures is not None:
         objective = _vision_objective(config, model, encoder.pictures, examples, pad_token_id)
         return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
 
     start_token_id = decoder_start_token_id(model) if encoder.is_encoder_decoder else None
     arguments = make_training_arguments(config, "checkpoints")
-    objective = CrossEntropy(
+    cross_entropy = CrossEntropy(
         ExampleCollator(pad_token_id, start_token_id),
         is_encoder_decoder=encoder.is_encoder_decoder,
         label_smoothing=arguments.label_smoothing_factor,
         use_cache=arguments.use_cache,
-        logits_budget=logits_budget(config, model),
+        logits_budget=None,
         balancing=BalancingLoss.of(model),
-        packing=row_packing(config, model),
     )
-    return prepared.run(examples=examples, model=model, objective=objective, generates=generates, ranks=ranks)
+    # Weights are split first: a process has the rows of each, and may have read no others.
+    prepared.split(cross_entropy, model, ranks)
+    cross_entropy.logits_budget = cross_entropy.call(logits_budget, config, model)
+    cross_entropy.packing = cross_entropy.call(row_packing, config, model)
+    cross_entropy.reshard()
+    return prepared.run(examples=examples, model=model, objective=cross_entropy, generates=generates, ranks=ranks)
 
 
 def _vision_objective(
@@ -230,6 +234,17 @@ class Prepared(NamedTuple):
     encoder: ExampleEncoder
     samples: dict[str, list[Sample]]  # of all splits
 
+    def split(self, objective: TrainingObjective, model: PreTrainedModel, ranks: Ranks) -> None:
+        """Split the weights of a run over its processes, if the config says so.
+
+        Before the checks of the model, and before an optimizer is made for the parts of the weights.
+        """
+        if splits_weights(self.config, ranks):
+            device = get_device(self.config.device)
+            reshards = self.config.distributed.reshard_after_forward
+            objective.split_weights(model, process_mesh(device), reshard_after_forward=reshards)
+            nn.Module.to(model, device)  # the buffers
+
     def run(
         self,
         *,
@@ -241,16 +256,8 @@ class Prepared(NamedTuple):
         dropout_rates: Mapping[str, float] | None = None,
         head: Sequence[str] = (),
     ) -> SupervisedRun:
-        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`.
-
-        Weights are split here, after the checks of the model, and before an optimizer is made for their parts.
-        """
+        """Return the run of a loaded model and its objective; for the arguments see `SupervisedRun`."""
         objective.ranks = ranks
-        if splits_weights(self.config, ranks):
-            device = get_device(self.config.device)
-            reshards = self.config.distributed.reshard_after_forward
-            objective.split_weights(model, process_mesh(device), reshard_after_forward=reshards)
-            nn.Module.to(model, device)  # the buffers
         return SupervisedRun(
             config=self.config,
             tokenizer=self.encoder.tokenizer,
@@ -305,6 +312,11 @@ def prepare(config: OfflineConfig, ranks: Ranks, unused: Unused | None = None) -
 def splits_weights(config: OfflineConfig, ranks: Ranks) -> bool:
     """Return whether the weights of a run are split over its processes."""
     return config.distributed.strategy == "fsdp" and ranks.size > 1
+
+
+def leaves_unread(config: OfflineConfig, ranks: Ranks) -> bool:
+    """Return whether models are split before their weights are read, where that is possible."""
+    return splits_weights(config, ranks) and not needs_values(config.alg.peft)
 
 
 def loading_device(config: OfflineConfig, ranks: Ranks) -> torch.device:

@@ -34,56 +34,67 @@ from rl4lms_like.policies.vision_parity import (
 from rl4lms_like.policies.vision_reader import VisionReader
 
 
-def checked_reader(
-    model: PreTrainedModel, name: str, pictures: PictureEncoder | None = None, *, packs_rows: bool = False
-) -> EpisodeReader:
-    """Return the reader of a language model, after the checks of a policy.
+def new_reader(model: PreTrainedModel, pictures: PictureEncoder | None = None) -> EpisodeReader:
+    """Return the reader of a language model; `pictures` encodes its prompts, if it reads images."""
+    if pictures is not None:
+        return VisionReader(model, pictures)
+    # An encoder-decoder model reads a prompt apart from its responses, a decoder-only model as one sequence with them.
+    return Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
+
+
+def check_reader(reader: EpisodeReader, name: str, *, packs_rows: bool = False) -> None:
+    """Find how log-probs are computed, and check them as a policy does, in place.
 
     Args:
-        model: the model, in evaluation mode.
-        name: its name, for messages.
-        pictures: encoder of its prompts; None if it reads texts only.
+        reader: of a model in evaluation mode, whose weights may be split.
+        name: name of the model, for messages.
         packs_rows: compute packed rows, where that is exact; only of decoder-only models that read texts only.
 
     Raises:
         ModelError: the model's interface is not supported, or its outputs are not finite.
         ParityError: log-probs differ from those of generation.
     """
-    if pictures is not None:
-        return checked_vision_reader(model, name, pictures)
+    model = reader.model
+    if isinstance(reader, VisionReader):
+        _check_vision(reader, name)
+        return
 
-    # An encoder-decoder model reads a prompt apart from its responses, a decoder-only model as one sequence with them.
-    reader = Seq2SeqReader(model) if model.config.is_encoder_decoder else CausalReader(model)
     vocab_size = int(model.config.get_text_config().vocab_size)
     with first_episodes(model, name):
         probe = probe_episodes(vocab_size, reader.prompt_side)
         reader.probe_head(probe.to(model.device))
 
-        # The log-probs first: whether prompts may be shared is found by comparison with them.
+        # The log-probs first: whether prompts may be shared is found by comparison with them. With split weights, a
+        # prompt that is computed once would be a pass of its own, which the other processes may not need.
         in_bfloat16 = is_flash_attention(model)
         check_parity(reader, name, in_bfloat16=in_bfloat16)
-        reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
+        if reader.network is None:
+            reader.shares_prompts = check_sharing(reader, name, in_bfloat16=in_bfloat16)
         if packs_rows:
             reader.packing = check_packing(reader, name, in_bfloat16=in_bfloat16)
-    return reader
 
 
 def checked_vision_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
-    """Return the reader of a vision-language model, after the checks of a policy; errors as in `checked_reader`."""
+    """Return the reader of a vision-language model, after the checks of a policy; errors as in `check_reader`."""
     reader = VisionReader(model, pictures)
-    with first_episodes(model, name):
+    _check_vision(reader, name)
+    return reader
+
+
+def _check_vision(reader: VisionReader, name: str) -> None:
+    """Do what `check_reader` does for a vision-language model."""
+    with first_episodes(reader.model, name):
         reader.probe_head(probe_episodes_with_pictures(reader))
 
-        in_bfloat16 = is_flash_attention(model)
+        in_bfloat16 = is_flash_attention(reader.model)
         check_vision_parity(reader, name, in_bfloat16=in_bfloat16)
         reader.shares_prompts = check_sharing(reader, name, gap=vision_sharing_gap, in_bfloat16=in_bfloat16)
-    return reader
 
 
 def checked_reward_reader(model: PreTrainedModel, name: str, pictures: PictureEncoder) -> VisionReader:
     """Return the reader of a reward model of prompts with pictures, after the checks of a policy.
 
-    Its rewards are computed from the states that the checks compare as log-probs; errors as in `checked_reader`.
+    Its rewards are computed from the states that the checks compare as log-probs; errors as in `check_reader`.
     """
     reader = VisionReader(model, pictures)
     any_model: Any = model

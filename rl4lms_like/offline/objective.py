@@ -12,13 +12,13 @@ The balancing loss of a mixture of experts (`policies.routing`) is added to both
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, n_learne
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+T = TypeVar("T")
 Batch = Mapping[str, Tensor]
 """Tensors of some examples, by name."""
 
@@ -105,6 +106,10 @@ class TrainingObjective(ABC):
         """The networks whose weights are split, the trained one first."""
         return [] if self.network is None else [self.network]
 
+    def call(self, work: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function that calls modules of the trained model; see `ShardedNetwork.call`."""
+        return work(*args) if self.network is None else self.network.call(work, *args)
+
     def reshard(self) -> None:
         """Free split weights that are whole since the last pass; required before they are read or changed."""
         for network in self.networks:
@@ -114,16 +119,21 @@ class TrainingObjective(ABC):
         """Keep the split weights of the trained model whole within the block; see `ShardedNetwork.gathered`."""
         return nullcontext() if self.network is None else self.network.gathered()
 
-    def led_by_main(self, optimizer: torch.optim.Optimizer | None = None) -> AbstractContextManager[None]:
+    def led_by_main(
+        self,
+        optimizer: torch.optim.Optimizer | None = None,
+        works: Mapping[str, Callable[[], Any]] | None = None,
+    ) -> AbstractContextManager[None]:
         """Let the main process read and save split weights within the block; see `sharding.led_by_main`.
 
         Args:
             optimizer: its moments can be read, too.
+            works: works of the other processes.
         """
         if self.network is None:
             return nullcontext()
         self.reshard()
-        return led_by_main([network.model for network in self.networks], optimizer)
+        return led_by_main([network.model for network in self.networks], optimizer, works)
 
     def loading(self) -> AbstractContextManager[None]:
         """Let the trained model load whole weights into split ones within the block; see `loading_whole_weights`."""

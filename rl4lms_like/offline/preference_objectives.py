@@ -20,7 +20,6 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -382,12 +381,6 @@ class RewardModel(PreferenceObjective):
     head: nn.Linear | None = None
     """Layer that computes the reward from the hidden state after the last token; None: the model's own forward."""
 
-    def split_weights(self, model: PreTrainedModel, mesh: DeviceMesh, *, reshard_after_forward: bool) -> None:
-        super().split_weights(model, mesh, reshard_after_forward=reshard_after_forward)
-        if self.head is None:  # the model is called directly, not by its reader
-            assert self.network is not None
-            setattr(self, "scores", partial(self.network.call, self.scores))  # noqa: B010  (mypy refuses `self.scores =`)
-
     def scores(self, batch: Batch) -> Tensor:
         # A seq2seq classifier has more than a linear layer, so its own forward is used. Rows for it have empty prompts:
         # the response is the whole text, and a common beginning is not shared.
@@ -395,10 +388,15 @@ class RewardModel(PreferenceObjective):
             device = self.reader.model.device
             ids = to_device(batch["response_ids"], device)
             mask = to_device(batch["response_mask"].long(), device)
-            rewards = self.reader.model(input_ids=ids, attention_mask=mask).logits[:, 0]
+            rewards = self.call(self._logits_of_model, ids, mask)[:, 0]
         else:
             rewards = self.head(self.reader.final_states(self.episodes(batch)))[:, 0]
         return in_columns(rewards)
+
+    def _logits_of_model(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """Return the outputs `[n, 1]` of the model's own forward."""
+        logits: Tensor = self.reader.model(input_ids=ids, attention_mask=mask).logits
+        return logits
 
     def terms(self, scores: Tensor, batch: Batch) -> Terms:
         # -log sigmoid(r_c - r_r - margin) + center_coef (r_c + r_r)^2

@@ -45,6 +45,7 @@ from rl4lms_like.offline.objective import TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import has_lora, load_adapters
+from rl4lms_like.policies.sharding import with_all
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.disk import saving
 from rl4lms_like.system.errors import CheckpointError, ModelError
@@ -60,6 +61,8 @@ from rl4lms_like.training.saved_model import HEAD
 from rl4lms_like.training.user_callbacks import UserCallbacks
 
 TRAINER_STATE = "trainer_state.json"
+_ROWS = "rows"
+"""Name of the other processes' part of writing a checkpoint."""
 PICKLES = ("optimizer*", "scheduler.pt", "scaler.pt", "rng_state*")
 """Files that transformers' Trainer reads from a checkpoint after the weights, each a pickle."""
 
@@ -312,15 +315,31 @@ class ReferenceTrainer(Trainer):
                 checkpoints.write_folder(base / name.format(step), save)
                 return
             state = self._training_state(before_step=before_step)
-            checkpoints.write_checkpoint(base, step, state, save, name=name)
+            in_parts = self.objective.network is not None and self.run.config.distributed.checkpoint == "split"
+            write_rows = self._write_rows if in_parts else None
+            checkpoints.write_checkpoint(base, step, state, save, name=name, write_rows=write_rows)
 
         with saving(f"a checkpoint in {base}"):
             if self.objective.network is None:
                 self.ranks.from_main(write)
                 return
-            with self.objective.led_by_main(self.optimizer):
+            works = {_ROWS: lambda: checkpoints.write_own_rows(self._weights(), self.ranks)}
+            with self.objective.led_by_main(self.optimizer, works):
                 if self.ranks.is_main:
                     write()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint that may be split: weights, and moments of the optimizer."""
+        assert self.optimizer is not None
+        tensors = {f"model.{name}": tensor for name, tensor in trained(self.run.model).items()}
+        tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.tensors().items()}
+        moments, _ = states.optimizer_state(self.optimizer)
+        return tensors | moments
+
+    def _write_rows(self, folder: Path) -> dict[str, checkpoints.FileDigest]:
+        """Let all processes write their rows of the weights and moments."""
+        with_all(_ROWS)
+        return checkpoints.write_own_rows(self._weights(), self.ranks, folder)
 
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.
@@ -330,17 +349,14 @@ class ReferenceTrainer(Trainer):
         """
         assert self.optimizer is not None and self.lr_scheduler is not None
         passes = float(self.state.epoch or 0)
-        moments, optimizer_numbers = states.optimizer_state(self.optimizer)
+        _, optimizer_numbers = states.optimizer_state(self.optimizer)
 
         # `passes` is a whole number after the last step of an epoch, and before the first one of the next.
         epoch_generators, epoch_numbers = self.epoch_began
         is_order_drawn = before_step and not math.fmod(passes, 1)
         generators, random_numbers = self.epoch_began if is_order_drawn else states.random_state()
 
-        tensors = {f"model.{name}": tensor for name, tensor in trained(self.run.model).items()}
-        tensors |= {f"objective.{name}": tensor for name, tensor in self.objective.tensors().items()}
-        tensors |= moments
-        tensors |= generators
+        tensors = self._weights() | generators
         tensors |= {f"epoch_began.{name}": tensor for name, tensor in epoch_generators.items()}
         # Private values of the Trainer, which sets them to 0 when training begins and has no public name for them:
         # the loss since the last log, the loss before it, and the step of that log.

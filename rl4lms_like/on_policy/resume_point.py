@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,6 +40,7 @@ from torch import Tensor
 from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
+from rl4lms_like.policies.sharding import with_all
 from rl4lms_like.rollouts.ahead import AheadBatches
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
@@ -53,9 +55,11 @@ from rl4lms_like.training.resuming.checkpoints import (
     INTERRUPTED,
     ITERATION,
     MANIFEST,
+    FileDigest,
     TrainingState,
     read_checkpoint,
     write_checkpoint,
+    write_own_rows,
 )
 from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted, try_to_save
 from rl4lms_like.training.resuming.states import (
@@ -72,6 +76,8 @@ from rl4lms_like.training.run_reward import is_run_reward
 
 ENGINE_TIMEOUT_S = 20.0
 """Seconds that an interrupted run waits for the responses that an engine generates ahead; torchrun kills after 30."""
+_ROWS = "rows"
+"""Name of the other processes' part of writing a checkpoint."""
 TEXTS = "texts of alg.ptx"
 """Description of their digest, as in `frozen_digests`."""
 
@@ -324,19 +330,33 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
-        with self.run.policy.led_by_main(with_optimizer=True):
+        with self._led_by_main():
             if self.run.ranks.is_main:
                 self._write(self._state, ITERATION)
         self.is_saved = True
         return self.tracker.checkpoint_base_path / ITERATION.format(self._n_completed)
 
+    def _led_by_main(self) -> AbstractContextManager[None]:
+        """Let the main process write a checkpoint within the block; see `led_by_main` of the policy."""
+        works = {_ROWS: lambda: write_own_rows(self._weights()[0], self.run.ranks)}
+        return self.run.policy.led_by_main(with_optimizer=True, works=works)
+
+    def _weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the weights and the moments of the optimizer, which may be split, and the optimizer's numbers."""
+        policy = self.run.policy
+        tensors = {f"policy.{name}": tensor for name, tensor in policy.training_state().items()}
+        moments, optimizer_numbers = optimizer_state(policy.optimizer)
+        return tensors | moments, optimizer_numbers
+
+    def _write_rows(self, folder: Path) -> dict[str, FileDigest]:
+        """Let all processes write their rows of the weights and moments."""
+        with_all(_ROWS)
+        return write_own_rows(self._weights()[0], self.run.ranks, folder)
+
     def _write(self, captured: TrainingState, name: str) -> Path:
         """Write a captured state together with the weights, which must be those at the time of its capture."""
-        policy = self.run.policy
-        tensors = dict(captured.tensors)
-        tensors |= {f"policy.{name}": tensor for name, tensor in policy.training_state().items()}
-        moments, optimizer_numbers = optimizer_state(policy.optimizer)
-        tensors |= moments
+        weights, optimizer_numbers = self._weights()
+        tensors = dict(captured.tensors) | weights
         numbers = dict(captured.numbers)
         numbers["optimizer"] = optimizer_numbers
         numbers["frozen"] = self._frozen
@@ -363,7 +383,11 @@ class ResumePoint:
             # Flushes the run's files to disk: the checkpoint refers to their sizes.
             self.tracker.file_sizes()
             keep = self.schedule.keep_last
-            return write_checkpoint(base, iteration, state, self.save_model, name=name, keep=keep)
+            in_parts = self.run.policy.is_sharded and self.run.config.distributed.checkpoint == "split"
+            write_rows = self._write_rows if in_parts else None
+            return write_checkpoint(
+                base, iteration, state, self.save_model, name=name, keep=keep, write_rows=write_rows
+            )
 
     def rescue(self, error: BaseException) -> None:
         """Save the state to resume from when a run ends early, unless nothing would be lost.
@@ -379,7 +403,7 @@ class ResumePoint:
                 )
                 log_resume_hint(self.tracker, error)
             return
-        with policy.led_by_main(with_optimizer=True):
+        with self._led_by_main():
             if self.run.ranks.is_main:
                 self._rescue(error)
 

@@ -14,7 +14,7 @@ processes by `policies.sharding`. What generates the responses is `policies.poli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -144,6 +144,7 @@ class LMActorCriticPolicy(BasePolicy):
         # Before the first large tensors are made.
         if self.arguments.used_speedups.keep_freed_memory and torch.device(device).type == "cpu":
             keep_freed_memory()
+        self.is_sharded = sharded
         self._load(use_reference)
         self._check_vocabulary()
         computes_eagerly = torch.device(device).type == "cpu" and not sharded and not self.arguments.compile
@@ -154,7 +155,6 @@ class LMActorCriticPolicy(BasePolicy):
         # Weights are split before they are moved: a whole model may not fit on the device of one process. The parts of
         # each block then go there one block at a time.
         mesh = process_mesh(device) if sharded else None
-        self.is_sharded = sharded
         if mesh is not None:
             readers = [reader for reader in (self.reader, self.value_reader, self.ref_reader) if reader is not None]
             self._sharded = [
@@ -182,6 +182,7 @@ class LMActorCriticPolicy(BasePolicy):
             self._check_parity()
             if self.arguments.quantization is not None:
                 self._check_gradients()
+        self._reshard()
         if mesh is not None and self.value_head is not None:
             self._sharded = [*self._sharded, shard(self.value_head, mesh)]
 
@@ -222,7 +223,7 @@ class LMActorCriticPolicy(BasePolicy):
             external = ENGINES.get(options.engine["id"], options.engine.get("args"))
         self.engine = PolicyEngine(external, is_ahead=options.is_ahead)
 
-        networks = load_networks(self.auto_class, options, use_reference=use_reference)
+        networks = load_networks(self.auto_class, options, use_reference=use_reference, split=self.is_sharded)
         self.policy_model: PreTrainedModel = networks.policy
         self.value_model: PreTrainedModel | None = networks.critic
         self.ref_model: PreTrainedModel | None = networks.reference
@@ -278,11 +279,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     def _build_heads(self) -> None:
         """Choose how logits are computed from hidden states, and add the critic's head to a network that works."""
-        # `gathered`: the probe reads the weight of the output layer outside of a forward pass, where it must be whole.
         for reader in (self.reader, self.ref_reader):
             if reader is not None:
-                with reader.gathered():
-                    reader.probe_head(self._probe(reader))
+                reader.probe_head(self._probe(reader))
 
         # The critic's states must be finite, and their width d is that of the value head; [n_tokens, d].
         self.value_head: nn.Linear | None = None
@@ -322,14 +321,10 @@ class LMActorCriticPolicy(BasePolicy):
             checked.append((self.ref_reader, arguments.kl_model, is_rounded))
         excluded = arguments.generation_kwargs.get("suppress_tokens") or ()
         for reader, name, is_coarse in checked:
-            with reader.gathered():
-                self._check_log_probs(reader, name, in_bfloat16=is_coarse, never_written=excluded)
+            self._check_log_probs(reader, name, in_bfloat16=is_coarse, never_written=excluded)
 
         if arguments.used_speedups.fast_decoding and type(self.generator).has_decode_loop:
-            with self.reader.gathered():
-                self.generator.uses_decode_loop = check_decoding(
-                    self.reader, arguments.model_name, in_bfloat16=in_bfloat16
-                )
+            self.generator.uses_decode_loop = check_decoding(self.reader, arguments.model_name, in_bfloat16=in_bfloat16)
 
         if arguments.packing is not None:
             self._set_packing(in_bfloat16=in_bfloat16)
@@ -369,8 +364,7 @@ class LMActorCriticPolicy(BasePolicy):
                 reader.packing = self.reader.packing
                 continue
             is_rounded = in_bfloat16 or (reader is self.ref_reader and arguments.reference_dtype == "bfloat16")
-            with reader.gathered():
-                reader.packing = check_packing(reader, checkpoint, has_head=has_head, in_bfloat16=is_rounded)
+            reader.packing = check_packing(reader, checkpoint, has_head=has_head, in_bfloat16=is_rounded)
 
     def _check_log_probs(self, reader: EpisodeReader, name: str, **options: Any) -> None:
         """Check a reader's log-probs; see `parity.check_parity`."""
@@ -818,7 +812,9 @@ class LMActorCriticPolicy(BasePolicy):
 
     # --- saving, and passing weights on -------------------------------------------------------------------------
 
-    def led_by_main(self, *, with_optimizer: bool = False) -> AbstractContextManager[None]:
+    def led_by_main(
+        self, *, with_optimizer: bool = False, works: Mapping[str, Callable[[], Any]] | None = None
+    ) -> AbstractContextManager[None]:
         """Let the main process read, save and pass on split weights within the block; the processes enter it together.
 
         Only the main one does the block's work, while the others take part in what it reads: see
@@ -826,6 +822,7 @@ class LMActorCriticPolicy(BasePolicy):
 
         Args:
             with_optimizer: also the moments of the optimizer.
+            works: further works of the other processes, as in `sharding.led_by_main`.
         """
         if not self.is_sharded:
             return nullcontext()
@@ -833,8 +830,8 @@ class LMActorCriticPolicy(BasePolicy):
         reference = self.ref_model if self._updates_reference else None  # a fixed one is in no checkpoint
         networks = (self.policy_model, self.value_model, self.value_head, reference)
         modules = [network for network in networks if network is not None]
-        works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
-        return led_by_main(modules, self.optimizer if with_optimizer else None, works)
+        own_works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
+        return led_by_main(modules, self.optimizer if with_optimizer else None, own_works | dict(works or {}))
 
     def _take_part_in_pass(self) -> None:
         """Make a pass of the language model without episodes of this process."""

@@ -18,6 +18,7 @@ A model is saved whole, for `AutoModel*.from_pretrained`, or as adapters only, f
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -52,6 +54,7 @@ from rl4lms_like.policies.lora import (
     copy_sharing_frozen,
     has_lora,
     merge_adapter_folder,
+    needs_values,
     refuse_unknown_layers,
     require_stackable,
     save_adapters,
@@ -60,8 +63,10 @@ from rl4lms_like.policies.low_precision import store_in_bfloat16
 from rl4lms_like.policies.quantized_layers import quantize
 from rl4lms_like.policies.routing import switch_off_router_logits, with_saved_setting
 from rl4lms_like.policies.sharding import whole
+from rl4lms_like.policies.unread_weights import read_buffers, unread_checkpoint
 from rl4lms_like.policies.vision_parts import freeze_vision, within_scope
 from rl4lms_like.system.errors import ModelError
+from rl4lms_like.system.out_of_memory import is_out_of_memory
 
 VALUE_HEAD = "value_head.safetensors"
 """File with the weight of a saved critic's head, next to its network."""
@@ -128,6 +133,7 @@ def load_model(
     n_labels: int | None = None,
     local_files_only: bool = False,
     quantization: Mapping[str, Any] | None = None,
+    unread: bool = False,
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     """Load a model in float32; return it and the dropout rates of its checkpoint.
 
@@ -142,6 +148,7 @@ def load_model(
         n_labels: number of outputs of a classifier; default: that of the model's config.
         local_files_only: do not query the hub.
         quantization: quantize its linear layers, and freeze all weights; see `policies.quantization`.
+        unread: leave the matrices of its checkpoint unread where that is possible; see `policies.unread_weights`.
 
     Raises:
         ModelError: it cannot be loaded, or weights are missing.
@@ -163,20 +170,17 @@ def load_model(
         set_dropout_rates(config, dict.fromkeys(rates, 0.0))
 
     # Weights are float32 whatever the checkpoint's precision: small steps of an optimizer are lost in bfloat16.
-    options: dict[str, Any] = {"local_files_only": local_files_only}
+    options: dict[str, Any] = {"config": config, "dtype": torch.float32, "local_files_only": local_files_only}
     if attn_implementation is not None:
         options["attn_implementation"] = attn_implementation
-    model = load_complete(
-        auto_class,
-        model_name,
-        role=role,
-        model_name=model_name,
-        unused=unused,
-        config=config,
-        dtype=torch.float32,
-        trust_remote_code=trust_remote_code,
-        **options,
-    )
+    named: dict[str, Any] = {"role": role, "model_name": model_name, "unused": unused}
+
+    # Adapters are merged into values, and values are quantized.
+    model = None
+    if unread and not adapters and quantization is None and not trust_remote_code:
+        model = _load_unread(auto_class, named, options)
+    if model is None:
+        model = load_complete(auto_class, model_name, trust_remote_code=trust_remote_code, **named, **options)
     for folder in reversed(adapters):
         model = merge_adapter_folder(model, folder)
     switch_off_router_logits(model)
@@ -191,6 +195,52 @@ def load_model(
             break
     rates = {name.removeprefix(prefix): rate for name, rate in rates.items() if name.startswith(prefix)}
     return model, rates
+
+
+def _load_unread(auto_class: Any, named: Mapping[str, Any], options: dict[str, Any]) -> PreTrainedModel | None:
+    """Load a model whose matrices are not read yet; None if this model has to be loaded whole.
+
+    Args:
+        auto_class: transformers' `AutoModelFor...`.
+        named: the arguments of `load_complete` that messages need.
+        options: those that transformers gets.
+    """
+    model_name = named["model_name"]
+    local_files_only = options["local_files_only"]
+
+    # transformers reports an operation that needs values as a failed conversion.
+    library = logging.getLogger("transformers.modeling_utils")
+    was_disabled = library.disabled
+    library.disabled = True
+    try:
+        tensors = unread_checkpoint(model_name, options["config"], local_files_only=local_files_only)
+        if tensors is None:
+            return None
+
+        # Only the model's own class loads tensors that it is given.
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            model_class = type(auto_class.from_config(options["config"]))
+        model: PreTrainedModel = load_complete(model_class, None, state_dict=tensors, **named, **options)
+    except Exception as error:  # repeated by the whole load, if values are not all that is missing
+        if is_out_of_memory(error):
+            raise
+        return None
+    finally:
+        library.disabled = was_disabled
+    read_buffers(model)
+
+    # What transformers takes from the folder of a model that it loads by its name.
+    model.name_or_path = model_name
+    model.config.name_or_path = model_name
+    if model.can_generate():
+        try:
+            generation = GenerationConfig.from_pretrained(model_name, local_files_only=local_files_only)
+        except OSError:
+            generation = GenerationConfig.from_pretrained(
+                model_name, "config.json", local_files_only=local_files_only, _from_model_config=True
+            )
+        model.generation_config = generation
+    return model
 
 
 def check_model_weights(
@@ -374,8 +424,14 @@ class Networks(NamedTuple):
     dropout_rates: dict[str, float]
 
 
-def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool) -> Networks:
+def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference: bool, split: bool = False) -> Networks:
     """Load the networks of a policy.
+
+    Args:
+        auto_class: transformers' `AutoModelFor...`.
+        arguments: those of the policy.
+        use_reference: load a reference model.
+        split: they are split over processes, each of which then reads its part where that is possible.
 
     Raises:
         ModelError: a checkpoint cannot be loaded, or is not valid for its role.
@@ -385,7 +441,8 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         raise ModelError("critic_model requires critic: separate")
 
     # Frozen before it is copied: copies share frozen weights, so that with adapters there is one base in memory.
-    policy, dropout_rates = _load(auto_class, arguments.model_name, arguments)
+    unread = split and not needs_values(arguments.peft)
+    policy, dropout_rates = _load(auto_class, arguments.model_name, arguments, unread=unread)
     train_vision = arguments.trained_vision
     freeze_vision(policy, train_vision)
     if arguments.peft is not None:
@@ -395,7 +452,7 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
         """Return a network from another checkpoint, or a copy of the policy."""
         if model_name in (None, arguments.model_name):
             return copy_sharing_frozen(policy)
-        other = _load(auto_class, str(model_name), arguments, role=role, unused=unused)[0]
+        other = _load(auto_class, str(model_name), arguments, role=role, unused=unused, unread=unread)[0]
         freeze_vision(other, train_vision)
         return other
 
@@ -427,17 +484,16 @@ def load_networks(auto_class: Any, arguments: PolicyArguments, *, use_reference:
 
 
 def _load(
-    auto_class: Any, model_name: str, arguments: PolicyArguments, *, role: str = "model", unused: Unused | None = None
+    auto_class: Any, model_name: str, arguments: PolicyArguments, **options: Any
 ) -> tuple[PreTrainedModel, dict[str, float]]:
     return load_model(
         auto_class,
         model_name,
-        role=role,
-        unused=unused,
         dropout=arguments.dropout,
         attn_implementation=arguments.attn_implementation,
         trust_remote_code=arguments.trust_remote_code,
         quantization=arguments.quantization,
+        **options,
     )
 
 

@@ -136,6 +136,11 @@ def add_lora(model: PreTrainedModel, peft: Mapping[str, Any], *, dropout: bool, 
     _refuse_tied(model)
 
 
+def needs_values(peft: Mapping[str, Any] | None) -> bool:
+    """Return whether new adapters are computed from the weights of the base; others need their shapes only."""
+    return peft is not None and bool(peft.get("use_dora") or peft.get("trainable_token_indices"))
+
+
 def _layers_with_rows(model: PreTrainedModel, rows: Sequence[int]) -> list[list[str]]:
     """Return the names of the layers in which a row belongs to a token, grouped by the weight that they share.
 

@@ -92,7 +92,8 @@ def parity_gap(
         return pad if len(ids) == start else any_token
 
     with plain_generation(model), seeded(0, device):
-        output = model.generate(
+        generate = partial(
+            model.generate,
             input_ids=prompt_ids,
             attention_mask=prompt_mask.long(),
             do_sample=True,
@@ -103,6 +104,7 @@ def parity_gap(
             output_logits=True,
             return_dict_in_generate=True,
         )
+        output: Any = reader.call(generate)
 
     # The same responses, teacher-forced. No end tokens, so every token of a response is an action.
     response_ids = output.sequences[:, start:]
@@ -378,7 +380,8 @@ def decoding_gap(reader: EpisodeReader) -> float:
     for _ in range(2):
         ids, mask = (part.to(model.device) for part in padded(texts, side="left"))
         with plain_generation(model), seeded(0, model.device):
-            decoded: Decoded = model.generate(
+            generate = partial(
+                model.generate,
                 input_ids=ids,
                 attention_mask=mask.long(),
                 do_sample=True,
@@ -388,6 +391,7 @@ def decoding_gap(reader: EpisodeReader) -> float:
                 stopping_criteria=StoppingCriteriaList([_EndAfter(ids.shape[1] + lengths)]),
                 custom_generate=DecodeLoop(mask, shares_prompts=True, contexts=contexts),
             )
+            decoded: Decoded = reader.call(generate)
         is_action = torch.arange(RESPONSE_LENGTH, device=model.device) < lengths[:, None]
         episodes = EpisodeBatch(ids, mask, decoded.response_ids, is_action, is_action[:, 0])
         gaps.append((log_probs_of(plain_reader, episodes) - decoded.log_prob)[is_action].abs().max())

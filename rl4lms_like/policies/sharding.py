@@ -11,6 +11,9 @@
 Gradients are summed over the processes by the backward pass. Each forward and each backward pass of a network needs
 all processes, in the same order.
 
+Weights that are not read yet when a network is split (`policies.unread_weights`) are read then: by each process its
+rows.
+
 Outside of this module, split tensors differ from others only in being `DTensor`s; `whole` and `like` convert them.
 """
 
@@ -19,10 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from rl4lms_like.policies.unread_weights import UnreadTensor
+from rl4lms_like.system.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -34,7 +41,8 @@ class ShardedNetwork:
     """A language model whose weights are split over all processes, in place.
 
     Args:
-        model: its weights are moved to the device of the mesh, block by block.
+        model: its weights are moved to the device of the mesh, block by block. Of those that are not read yet
+            (`policies.unread_weights`), each process reads its rows.
         mesh: returned by `process_mesh`.
         reshard_after_forward: free a block after its forward pass, and gather it again for its backward pass.
     """
@@ -42,16 +50,19 @@ class ShardedNetwork:
     def __init__(self, model: nn.Module, mesh: DeviceMesh, *, reshard_after_forward: bool = True) -> None:
         self.model = model
         self._reshards = reshard_after_forward
+        places = set_aside(model)
         separate_frozen_weights(model)
 
         # Inner modules first: each unit has the weights that are not split yet.
         self._blocks = [shard(block, mesh) for block in reversed(blocks_of(model))]
         self._root = shard(_Root(model), mesh)
+        read_rows(places)
+        require_values(model)
 
-        # The first module that runs becomes FSDP's root: an empty pass makes it this one.
-        self._root(_nothing)
+        # The first module that runs becomes FSDP's root. A private method of torch makes it this one: an empty pass
+        # would do so too, but gather all weights outside of blocks.
+        self._root._get_fsdp_state()._lazy_init()
         self._is_gathered = False
-        self.reshard()
 
     def call(self, work: Callable[..., T], *args: Any) -> T:
         """Return the result of a function that calls modules of the model.
@@ -92,6 +103,71 @@ class ShardedNetwork:
         """Choose whether blocks are freed after a forward pass. The root never is."""
         for block in self._blocks:
             block.set_reshard_after_forward(value, recurse=False)
+
+
+Place = tuple[nn.Module, str]
+"""A module, and the name of one of its parameters."""
+
+
+def set_aside(model: nn.Module) -> dict[UnreadTensor, list[Place]]:
+    """Replace the unread weights of a model by parameters on torch's `meta` device, in place; tied ones stay tied.
+
+    Returns:
+        The unread weights with their places; a tied weight has several.
+    """
+    places: dict[UnreadTensor, list[Place]] = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if isinstance(weight, UnreadTensor):
+                places.setdefault(weight, []).append((module, name))
+
+    for unread, places_of_weight in places.items():
+        without_values = torch.empty(unread.shape, dtype=unread.dtype, device="meta")
+        _set_parameter(places_of_weight, nn.Parameter(without_values, requires_grad=unread.requires_grad))
+    return places
+
+
+def read_rows(places: Mapping[UnreadTensor, list[Place]]) -> None:
+    """Read this process's rows of the weights that `set_aside` returned, after the model has been split."""
+    for unread, places_of_weight in places.items():
+        module, name = places_of_weight[0]
+        split = getattr(module, name)
+        weight = nn.Parameter(_own_rows(split, unread), requires_grad=split.requires_grad)
+        _set_parameter(places_of_weight, weight)
+
+
+def _own_rows(split: Any, unread: UnreadTensor) -> Tensor:
+    """Return an unread tensor split as another one is, of which this process has read its rows."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    # The numbers of the rows are distributed as the rows themselves. There may be none: of 3 rows, the fourth process
+    # has none.
+    numbers = torch.arange(split.shape[0], device=split.device_mesh.device_type)
+    own = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
+    start, end = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
+    rows = unread.rows(start, end).to(own.device)
+    layout = {"run_check": False, "shape": split.shape, "stride": split.stride()}
+    return DTensor.from_local(rows, split.device_mesh, split.placements, **layout)
+
+
+def require_values(model: nn.Module) -> None:
+    """Raise if a weight or buffer of a model has no values.
+
+    Raises:
+        ModelError: names them.
+    """
+    names = []
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if own_part(tensor).is_meta or isinstance(tensor, UnreadTensor):
+            names.append(name)
+    if names:
+        raise ModelError(f"weights of {type(model).__name__} have not been read: {', '.join(names[:3])}")
+
+
+def _set_parameter(places: Iterable[Place], parameter: nn.Parameter) -> None:
+    """Set a parameter in each of its places."""
+    for module, name in places:
+        setattr(module, name, parameter)
 
 
 def separate_frozen_weights(model: nn.Module) -> None:
@@ -172,8 +248,14 @@ def own_part(tensor: Tensor) -> Tensor:
 
 
 def like(template: Tensor, value: Tensor) -> Tensor:
-    """Return this process's part of a whole tensor if `template`, of its shape, is split; otherwise the whole one."""
-    if not is_split(template) or template.shape != value.shape:
+    """Return this process's part of a whole tensor if `template`, of its shape, is split; otherwise the whole one.
+
+    Of an unread tensor, no more than that is read.
+    """
+    is_like_template = is_split(template) and template.shape == value.shape
+    if isinstance(value, UnreadTensor):
+        return _own_rows(template, value) if is_like_template else value.rows(0, len(value))
+    if not is_like_template:
         return value
     from torch.distributed.tensor import distribute_tensor
 
@@ -286,7 +368,3 @@ def _split_tensors(
             if is_split(tensor):
                 split.append((holder, name, tensor))
     return split
-
-
-def _nothing() -> None:
-    """Return None."""

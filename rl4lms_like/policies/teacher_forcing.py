@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ from rl4lms_like.system.errors import ModelError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
+
+T = TypeVar("T")
 
 
 class ActionScores(NamedTuple):
@@ -121,12 +123,15 @@ class EpisodeReader(ABC):
 
     def split_weights(self, mesh: DeviceMesh, *, reshard_after_forward: bool = True) -> ShardedNetwork:
         """Split the model's weights over all processes; see `ShardedNetwork`."""
-        self.network = ShardedNetwork(self.model, mesh, reshard_after_forward=reshard_after_forward)
+        network = ShardedNetwork(self.model, mesh, reshard_after_forward=reshard_after_forward)
+        self._use(network)
+        return network
 
-        # The methods that call modules of the model become forward passes of torch: its hooks gather the weights.
-        for name in ("states", "final_states", "logits"):
-            setattr(self, name, partial(self.network.call, getattr(self, name)))
-        return self.network
+    def _use(self, network: ShardedNetwork) -> None:
+        """Let the methods that call modules of the model be forward passes of torch: its hooks gather the weights."""
+        self.network = network
+        for name in ("states", "final_states", "logits", "call"):
+            setattr(self, name, partial(network.call, getattr(self, name)))
 
     def gathered(self) -> AbstractContextManager[None]:
         """Keep split weights whole within the block; see `ShardedNetwork.gathered`."""
@@ -162,7 +167,14 @@ class EpisodeReader(ABC):
 
     def fresh(self) -> EpisodeReader:
         """Return a new reader of the same model, which computes each prompt separately, neither compiled nor packed."""
-        return type(self)(self.model)
+        reader = type(self)(self.model)
+        if self.network is not None:
+            reader._use(self.network)
+        return reader
+
+    def call(self, work: Callable[..., T], *args: Any) -> T:
+        """Return the result of a function that calls modules of the model; see `ShardedNetwork.call`."""
+        return work(*args)
 
     def scored_logits(self, episodes: EpisodeBatch) -> Tensor:
         """Return the logits of the distributions that are scored `[n_tokens, vocab]`: the model's own."""

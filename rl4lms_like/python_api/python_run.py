@@ -400,7 +400,7 @@ class Run:
         """
         from rl4lms_like.python_api.save_target import check_save_target
         from rl4lms_like.system.disk import saving
-        from rl4lms_like.training.resuming.checkpoints import MANIFEST, STATE, TENSORS, write_folder
+        from rl4lms_like.training.resuming.checkpoints import ALL_ROWS, MANIFEST, STATE, TENSORS, write_folder
 
         target = Path(os.path.abspath(os.path.expanduser(folder)))
         source = self.model_folder
@@ -409,7 +409,7 @@ class Run:
             check_save_target(target, source, self.folder)
             with saving(f"the model to {target}"):
                 target.parent.mkdir(parents=True, exist_ok=True)
-                left_out = shutil.ignore_patterns(MANIFEST, STATE, TENSORS)
+                left_out = shutil.ignore_patterns(MANIFEST, STATE, TENSORS, ALL_ROWS)
                 write_folder(target, lambda partial: shutil.copytree(source, partial, ignore=left_out))
         return target
 

@@ -285,6 +285,11 @@ DIALOGUE = {
 }
 """A run of dialogues."""
 
+CHECKPOINT_IN_PARTS = Row(
+    "split", lambda made: made.run.config.distributed.checkpoint, {"distributed.strategy": "fsdp"}
+)
+"""What it writes needs several processes: see `tests/distributed`."""
+
 RUN: dict[str, Row | Silent] = {
     "tokenizer.model_name": Row(f"{FOLDERS}/other_tokens", see.prompts),
     "tokenizer.pad_token_as_eos_token": Row(
@@ -403,6 +408,7 @@ RUN: dict[str, Row | Silent] = {
     "distributed.reshard_after_forward": Row(
         False, lambda made: estimate_memory(made.run.config, 2).gathered, {"distributed.strategy": "fsdp"}
     ),
+    "distributed.checkpoint": CHECKPOINT_IN_PARTS,
     "distributed.timeout": Row(60.0, see.waits),
     "tiny_model.family": Row(
         "t5",
@@ -785,6 +791,7 @@ SUPERVISED: dict[str, Row | Silent] = {
         lambda made: memory_of_two_processes(made).gathered,
         {"distributed.strategy": "fsdp", "alg.model_name": f"{FOLDERS}/gpt2_deep"},
     ),
+    "distributed.checkpoint": CHECKPOINT_IN_PARTS,
     "distributed.timeout": Row(60.0, see.waits),
     "n_threads": RUN["n_threads"],
 }

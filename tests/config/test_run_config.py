@@ -391,16 +391,11 @@ def test_what_needs_whole_weights_is_refused_with_split_ones(run, path, changes)
         parse_config(blocks)
 
 
-FLASH = {"alg.attn_implementation": "flash_attention_2", "alg.training_args.bf16": True}
-PREFERENCES = {"alg.id": "dpo", "alg.args": {}, "datapool": {"id": "preferences", "args": {"path": "pairs.jsonl"}}}
-
-
 @pytest.mark.parametrize(
     ("path", "mentions", "changes"),
     [
         ("distributed.strategy", "ddp", {"alg.model_type": "vision"}),
         ("train_evaluation.average", "ddp", {"train_evaluation.average": {}}),
-        ("alg.attn_implementation", "sdpa", {**PREFERENCES, **FLASH}),
         ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
         ("alg.training_args.fp16", "bf16", {"alg.training_args.fp16": True}),
         ("alg.training_args.optim", "adamw_torch_fused", {"alg.training_args.optim": "adafactor"}),
@@ -419,6 +414,13 @@ def test_whole_weights_are_kept_after_a_forward_pass_only_if_there_are_split_one
         parse_config({**blocks, "distributed": {"strategy": "fsdp", "reshard_after_forward": False}})
         with raises_at("distributed.reshard_after_forward", mentions="no effect"):
             parse_config({**blocks, "distributed": {"reshard_after_forward": False}})
+
+
+def test_checkpoints_are_in_parts_only_if_weights_are(run, supervised):
+    for blocks in (run, supervised):
+        parse_config({**blocks, "distributed": {"strategy": "fsdp", "checkpoint": "split"}})
+        with raises_at("distributed.checkpoint", mentions="no effect"):
+            parse_config({**blocks, "distributed": {"checkpoint": "split"}})
 
 
 def test_split_weights_in_one_process_are_a_notice(run, supervised):

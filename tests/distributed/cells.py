@@ -28,9 +28,11 @@ from rl4lms_like.offline.reference_trainer import trained
 from rl4lms_like.offline.trainer import SupervisedTrainer
 from rl4lms_like.on_policy.assemble import AssembledRun, assemble
 from rl4lms_like.on_policy.trainer import OnPolicyTrainer
+from rl4lms_like.policies.loading import load_model
 from rl4lms_like.policies.parity import probe_episodes
 from rl4lms_like.policies.sharding import is_split, process_mesh, whole
 from rl4lms_like.policies.teacher_forcing import CausalReader
+from rl4lms_like.policies.unread_weights import UnreadTensor
 from rl4lms_like.system.ranks import Ranks, process_ranks
 from rl4lms_like.tracking.base import SilentTracker, Tracker
 from tests.builders import LowTokens
@@ -94,6 +96,7 @@ MINIBATCHES = {"alg.args.batch_size": 14, "alg.args.n_epochs": 2}
 MASKS = {"alg.id": "nlpo", f"{POLICY}.top_mask": 20, "alg.policy.id": "maskable_causal_lm_actor_critic_policy"}
 GROUPS = {"alg.args.group_size": 3, "alg.kl_div.placement": "loss", "alg.kl_div.norm_reward": False}
 FSDP = {"distributed.strategy": "fsdp", "train_evaluation.n_iters": 2, "train_evaluation.save_every": 1}
+IN_PARTS = {"distributed.checkpoint": "split"}
 AVERAGED = {
     "train_evaluation.average": {"decay": 0.5},
     "train_evaluation.callbacks": [{"id": "tests.callbacks.test_callbacks:Counting"}],
@@ -174,6 +177,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.normalize_advantage": True,
             "alg.args.micro_batch_size": 8,
             "alg.args.ratio_band": [0.8, 1.2],
+            **IN_PARTS,
             "distributed.reshard_after_forward": False,
             "alg.args.n_epochs": 1,
             "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
@@ -290,7 +294,8 @@ BFLOAT16 = "fsdp_bfloat16"
 """Cell of a single, small step."""
 SPLIT = tuple(cell for cell in CELLS if cell.startswith("fsdp"))
 FROM_ONE = "fsdp_ppo"
-"""Cell that two processes also resume from the checkpoint of one, and the reverse."""
+"""Cell that two processes also resume from the checkpoint of one, and the reverse; and three from that of two, which is
+in parts."""
 
 ELEVEN_PAIRS = "dpo_with_split_adapters"
 PACKED_EXPERTS = "supervised_with_experts_and_split_packed_rows"
@@ -351,7 +356,10 @@ SPLIT_OFFLINE: dict[str, dict[str, Any]] = {
     "orpo_with_experts_and_split_weights": {},
     PACKED_EXPERTS: {"alg.packing": "auto", "datapool.id": "tests.offline.supervised.test_packing:Uneven"},
     PACKED_PAIRS: {"alg.packing": "auto"},
-    STATEFUL_SPLIT: {"alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5}},
+    STATEFUL_SPLIT: {
+        "alg.args": {"dropout": True, "reference_update_iterations": 2, "reference_mixing": 0.5},
+        **IN_PARTS,
+    },
 }
 """Those of them, and another one, that split the weights over the processes -> further changes of their configs."""
 OF_SPLIT_OFFLINE = tuple(cell for cell in OFFLINE if cell in SPLIT_OFFLINE)
@@ -386,7 +394,7 @@ def config_of(cell: str, models: Path) -> Any:
     stateful = {f"{POLICY}.dropout": True, "reward_fn.id": "tests.distributed.cells:Tired"}
     further = {
         STATEFUL: {**stateful, **AVERAGED},
-        STATEFUL_FSDP: {**stateful, **FSDP, "alg.id": "a2c", f"{POLICY}.critic": "shared"},
+        STATEFUL_FSDP: {**stateful, **FSDP, **IN_PARTS, "alg.id": "a2c", f"{POLICY}.critic": "shared"},
         DIALOGUES: {
             **GROUPS,
             "alg.id": "grpo",
@@ -507,8 +515,11 @@ def process_in_group(rank: int, n_ranks: int, port: int) -> Iterator[Ranks]:
         yield ranks
 
 
-def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path, by_one: Path) -> None:
-    """Train all cells of a group of processes, in one of them; starting a group takes longer than most cells."""
+def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path, by_fewer: Path) -> None:
+    """Train all cells of a group of processes, in one of them; starting a group takes longer than most cells.
+
+    `by_fewer` has the runs of one process less, some of which the group resumes.
+    """
     with process_in_group(rank, n_ranks, port) as ranks:
         for cell in (*CELLS, *OFFLINE) if n_ranks == 2 else OF_THREE:
             run_cell(cell, models, output, ranks)
@@ -517,13 +528,17 @@ def train_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Pat
         if n_ranks == 2:
             run_cell(BFLOAT16, models, output, ranks)
             write_whole_blocks(models, output)
-            resume_other(FROM_ONE, "iteration_00001", by_one, models, output / "from_one", ranks)
-            resume_other(BEST_LOADED, "checkpoint-5", by_one, models, output / "from_one", ranks)
+            resume_other(BEST_LOADED, "checkpoint-5", by_fewer, models, output / "by_fewer", ranks)
+        resume_other(FROM_ONE, "iteration_00001", by_fewer, models, output / "by_fewer", ranks)
 
 
 def write_whole_blocks(models: Path, output: Path) -> None:
-    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once."""
-    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    """Write which weights of transformer blocks are whole after a pass of split weights that are not freed at once.
+
+    Also write the logits of that model, of whose files each process has read its rows only.
+    """
+    model, _ = load_model(AutoModelForCausalLM, str(models / "gpt2"), unread=True)
+    assert isinstance(model.lm_head.weight, UnreadTensor)
     reader = CausalReader(model)
     probe = probe_episodes(model.config.vocab_size, reader.prompt_side)
     reader.split_weights(process_mesh("cpu"), reshard_after_forward=False)
@@ -540,6 +555,9 @@ def write_whole_blocks(models: Path, output: Path) -> None:
     n_weights = len(list(model.transformer.h.parameters()))
     whole_blocks = {"no_grad": after_no_grad, "forward": after_forward, "backward": n_whole(), "all": n_weights}
     (output / "whole_blocks.json").write_text(json.dumps(whole_blocks))
+    with torch.no_grad():
+        logits = reader.logits(probe)
+    save_file({"logits": logits}, output / f"logits.rank{torch.distributed.get_rank()}.safetensors")
 
 
 def train_adapters_in_group(rank: int, n_ranks: int, port: int, models: Path, output: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import shutil
 import socket
 from collections.abc import Iterator
@@ -12,8 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
+from rl4lms_like.policies.parity import probe_episodes
+from rl4lms_like.policies.sharding import like
+from rl4lms_like.policies.teacher_forcing import CausalReader
+from rl4lms_like.system.errors import CheckpointError
 from rl4lms_like.system.ranks import Ranks
+from rl4lms_like.training.resuming.checkpoints import read_checkpoint
 from tests.distributed.cells import (
     BEST_LOADED,
     BFLOAT16,
@@ -82,7 +89,7 @@ def by_several(models, by_one, tmp_path_factory) -> dict[int, Path]:
     outputs = {n_ranks: tmp_path_factory.mktemp(f"by_{n_ranks}") for n_ranks in (2, 3)}
     context = multiprocessing.get_context("fork")  # a new interpreter would import torch again
     for n_ranks, output in outputs.items():
-        group = (n_ranks, free_port(), models, output, by_one)
+        group = (n_ranks, free_port(), models, output, outputs.get(n_ranks - 1, by_one))
         processes = [context.Process(target=train_in_group, args=(rank, *group)) for rank in range(n_ranks)]
         for process in processes:
             process.start()
@@ -149,17 +156,41 @@ FILES = (
     "critic/model.safetensors",
     "critic/value_head.safetensors",
     "checkpoints/iteration_00001/model.safetensors",
-    "checkpoints/iteration_00001/training_state.safetensors",
 )
 
 
 @pytest.mark.parametrize("file", FILES)
 def test_files_of_split_weights_are_those_of_one_process(file, by_one, by_several):
     several, alone = (load_file(folder / "cells" / FROM_ONE / file) for folder in (by_several[2], by_one))
-    for tensors in (several, alone):
-        for name in [name for name in tensors if "random." in name]:
-            del tensors[name]
     assert_close(several, alone)
+
+
+def test_checkpoints_in_parts_have_the_tensors_of_one_process(by_one, by_several):
+    folders = [run / "cells" / FROM_ONE / "checkpoints" / "iteration_00001" for run in (by_several[2], by_one)]
+    n_files = [len(list(folder.glob("training_state*.safetensors"))) for folder in folders]
+    assert n_files == [3, 1]  # what is not split, and the rows of each process
+    states = []
+    for folder in folders:
+        tensors = {name: tensor for name, tensor in read_checkpoint(folder).tensors.items() if "random." not in name}
+        states.append({name: like(torch.empty(0), tensor) for name, tensor in tensors.items()})
+    assert_close(*states)
+
+
+@pytest.mark.parametrize("damage", ["changed", "shorter", "missing"])
+def test_a_damaged_part_of_a_checkpoint_is_found(damage, by_several, tmp_path):
+    source = by_several[2] / "cells" / FROM_ONE / "checkpoints" / "iteration_00001"
+    folder = Path(shutil.copytree(source, tmp_path / "iteration_00001"))
+    part = folder / "training_state-00002-of-00002.safetensors"
+    content = bytearray(part.read_bytes())
+    if damage == "missing":
+        part.unlink()
+    elif damage == "shorter":
+        part.write_bytes(content[:-4])
+    else:
+        content[-1] ^= 1
+        part.write_bytes(content)
+    with pytest.raises(CheckpointError, match=re.escape(part.name)):
+        read_checkpoint(folder)
 
 
 @pytest.mark.parametrize("cell", OF_SPLIT_OFFLINE)
@@ -185,8 +216,13 @@ def test_a_run_is_resumed_with_another_strategy(cell, checkpoint, models, by_one
     """By two processes that split the weights from one that did not, and the reverse."""
     resume_other(cell, checkpoint, by_several[2], models, tmp_path, Ranks())
     alone = load_file(by_one / f"{cell}.rank0.safetensors")
-    for folder in (by_several[2] / "from_one", tmp_path):
+    for folder in (by_several[2] / "by_fewer", tmp_path):
         assert_close(load_file(folder / f"{cell}.rank0.safetensors"), alone)
+
+
+def test_a_checkpoint_of_two_processes_in_parts_is_resumed_by_three(by_one, by_several):
+    resumed = load_file(by_several[3] / "by_fewer" / f"{FROM_ONE}.rank0.safetensors")
+    assert_close(resumed, load_file(by_one / f"{FROM_ONE}.rank0.safetensors"))
 
 
 @pytest.mark.parametrize(
@@ -207,6 +243,15 @@ def test_whole_blocks_are_kept_for_the_backward_pass_and_freed_by_it(by_several)
     n_whole = json.loads((by_several[2] / "whole_blocks.json").read_text())
     assert n_whole == {"no_grad": 0, "forward": n_whole["all"], "backward": 0, "all": n_whole["all"]}
     assert n_whole["all"]
+
+
+def test_logits_of_rows_that_each_process_has_read_are_those_of_the_whole_model(models, by_several):
+    model = AutoModelForCausalLM.from_pretrained(models / "gpt2").eval()
+    reader = CausalReader(model)
+    with torch.no_grad():
+        logits = reader.logits(probe_episodes(model.config.vocab_size, reader.prompt_side))
+    for rank in range(2):
+        assert torch.equal(load_file(by_several[2] / f"logits.rank{rank}.safetensors")["logits"], logits)
 
 
 def test_small_steps_in_bfloat16_change_the_split_weights(models, by_several):

@@ -19,6 +19,7 @@ VLLM: dict[str, Any] = {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "wei
 SGLANG: dict[str, Any] = {**VLLM, "id": "sglang"}
 CHAT_FORMAT = {"tokenizer.chat_template": "chatml", "tokenizer.add_tokens": ["<think>"]}
 SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
+IN_PARTS = {"distributed.strategy": "fsdp", "distributed.checkpoint": "split"}
 KEPT_WHOLE = {"distributed.strategy": "fsdp", "distributed.reshard_after_forward": False}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
 EIGHT_BITS = {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}
@@ -99,6 +100,7 @@ CHANGES = {
     "`distributed.strategy: fsdp` with `policy.args.peft`": SPLIT_ADAPTERS,
     "the same with `policy.args.engine: {id: vllm}`": {**SPLIT_ADAPTERS, f"{POLICY}.engine": VLLM},
     "`distributed.reshard_after_forward: false` with `strategy: fsdp`": KEPT_WHOLE,
+    "`distributed.checkpoint: split` with `strategy: fsdp`": IN_PARTS,
 }
 
 
@@ -169,6 +171,7 @@ OFFLINE_CHANGES = {
         f"{TRAINING}.bf16": True,
     },
     "`distributed.reshard_after_forward: false` with `strategy: fsdp`": KEPT_WHOLE,
+    "`distributed.checkpoint: split` with `strategy: fsdp`": IN_PARTS,
 }
 """Row of the table of runs on given texts -> its keys."""
 

@@ -394,6 +394,7 @@ RULE_OPTIONS: dict[str, list[Any]] = {
     "distributed": [
         *({"strategy": "fsdp"}, {"strategy": "ddp"}, {"strategy": "zero"}),
         *({"strategy": "fsdp", "reshard_after_forward": False}, {"reshard_after_forward": False}),
+        *({"strategy": "fsdp", "checkpoint": "split"}, {"checkpoint": "split"}),
     ],
     "doctor": [{"held_out": [{"metric": "length/words", "mode": "max"}]}, {"held_out": [{"metric": "bleu"}]}, 3],
     "tiny_model": [{}, {"steps": 0}],

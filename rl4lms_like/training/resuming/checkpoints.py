@@ -3,6 +3,8 @@
     checkpoints/iteration_00020/
         config.json  model.safetensors  tokenizer ...     the language model, as `from_pretrained` reads it
         training_state.safetensors                        trained weights, optimizer, random states
+        training_state-00001-of-00002.safetensors ...     with `distributed.checkpoint: split`, each process's rows of
+                                                          weights and optimizer, which the file above then lacks
         training_state.json                               counters, coefficients, positions of random streams
         manifest.json                                     size and SHA-256 of every file; written last
 
@@ -27,6 +29,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +39,8 @@ from rl4lms_like.system.regular_files import read_json
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rl4lms_like.system.ranks import Ranks
 
 LARGEST_STATE = 2**31
 """Bytes of a training state's numbers, with the texts of what is generated ahead."""
@@ -49,17 +54,28 @@ FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
 STATE = "training_state.json"
 TENSORS = "training_state.safetensors"
+ROWS = "training_state-{:05d}-of-{:05d}.safetensors"
+ALL_ROWS = "training_state-*-of-*.safetensors"
+"""Name of the file with the rows of one of several processes, and the pattern of all of them."""
 ITERATION = "iteration_{:05d}"
 STEP = "checkpoint-{}"
 """Names of checkpoint folders of RL runs and of supervised runs. The latter are those of transformers' Trainer."""
 INTERRUPTED = "interrupted_{:05d}"
 """Checkpoint of a run that ended early. It is newer than `iteration_<n>` and removed once there is a later one."""
 
+_WEIGHTS = ("policy.", "model.", "objective.", "optimizer.")
+"""Beginnings of the names of weights and moments."""
 _NAME = re.compile(
     r"(?:iteration_|checkpoint-|(?P<early>interrupted_))(?P<number>[0-9]{1,18})"
     r"(?P<temporary>(?:\.(?P<mark>[0-9a-f]{16}))?\.(?:partial|replaced))?"  # temporary folders of a killed process
 )
 _VERSIONS = ("rl4lms-like", "torch", "transformers", "stable-baselines3", "numpy")
+
+
+FileDigest = dict[str, Any]
+"""Entry of a manifest: `bytes` and `sha256` of a file."""
+RowsWriter = Callable[[Path], Mapping[str, FileDigest]]
+"""Function that writes the rows of split tensors to a folder, and returns digests of the files by name."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,8 @@ class TrainingState:
     Args:
         numbers: in types that JSON supports.
         tensors: by names with prefixes for their owners: `policy.`, `optimizer.`, `random.`, `update.`, `ahead.`.
+            Weights and moments of a checkpoint are not read yet: `sharding.like` reads them, of split ones the rows of
+            this process.
     """
 
     numbers: dict[str, Any]
@@ -87,6 +105,7 @@ def write_checkpoint(
     *,
     name: str = ITERATION,
     keep: int | None = None,
+    write_rows: RowsWriter | None = None,
 ) -> Path:
     """Write `base/iteration_<iteration>`, prune older checkpoints, and return the checkpoint's folder.
 
@@ -97,23 +116,30 @@ def write_checkpoint(
         save_model: writes model and tokenizer to a folder.
         name: template of the folder's name.
         keep: number of newest checkpoints to keep; None: keep the models of all and the training states of two.
+        write_rows: lets all processes write their rows of split tensors; None: this one gathers and writes them.
 
     Raises:
         OSError: the folder cannot be written; the previous content is unchanged.
     """
+    from rl4lms_like.policies.sharding import is_split
+
     folder = base / name.format(iteration)
 
     def write(partial: Path) -> None:
         save_model(partial)
-        write_tensors(state.tensors, partial / TENSORS)
+        tensors = state.tensors
+        files: dict[str, FileDigest] = {}
+        if write_rows is not None:
+            tensors = {name: tensor for name, tensor in tensors.items() if not is_split(tensor)}
+            files = dict(write_rows(partial))
+        write_tensors(tensors, partial / TENSORS)
         _write_json(state.numbers, partial / STATE)
 
         # The manifest comes last: a folder without one is not read as a checkpoint.
-        files = {}
         for path in sorted(partial.rglob("*")):
-            if path.is_file():
-                digest = {"bytes": path.stat().st_size, "sha256": _digest(path)}
-                files[path.relative_to(partial).as_posix()] = digest
+            name_in_folder = path.relative_to(partial).as_posix()
+            if path.is_file() and name_in_folder not in files:
+                files[name_in_folder] = file_digest(path)
         manifest = {
             "format": FORMAT,
             "iteration": iteration,
@@ -139,6 +165,41 @@ def write_checkpoint(
         if is_own(older):
             _remove_state(older)
     return folder
+
+
+def write_own_rows(tensors: Mapping[str, Tensor], ranks: Ranks, folder: Path | None = None) -> dict[str, FileDigest]:
+    """Write this process's rows of split tensors; all processes call it together.
+
+    Args:
+        tensors: by name; those that are not split are left out.
+        ranks: the processes.
+        folder: the checkpoint's folder; the main process names it.
+
+    Returns:
+        Digests of the files of all processes.
+
+    Raises:
+        OSError: one of the processes cannot write its file; raised in the main process only, which others wait for.
+    """
+    from rl4lms_like.policies.sharding import is_split, own_part
+
+    named = ranks.from_main(lambda: str(folder))
+    path = Path(named) / ROWS.format(ranks.rank + 1, ranks.size)
+    digest: FileDigest | OSError
+    try:
+        write_tensors({name: own_part(tensor) for name, tensor in tensors.items() if is_split(tensor)}, path)
+        flush(path)  # by the machine that wrote it
+        digest = file_digest(path)
+    except OSError as error:
+        digest = error
+
+    digests: dict[str, FileDigest] = {}
+    for rank, digest_of_rank in enumerate(ranks.gather(digest), 1):
+        if not isinstance(digest_of_rank, OSError):
+            digests[ROWS.format(rank, ranks.size)] = digest_of_rank
+        elif ranks.is_main:
+            raise digest_of_rank
+    return digests
 
 
 def write_folder(folder: Path, write: Callable[[Path], Any]) -> Path:
@@ -194,7 +255,7 @@ def read_checkpoint(folder: Path) -> TrainingState:
         CheckpointError: the folder is not a checkpoint, is damaged, or has another format. The message names the file
             and the problem.
     """
-    from safetensors.torch import load_file
+    from rl4lms_like.policies.unread_weights import tensors_in_parts, tensors_without_matrices
 
     try:
         # Every file, also the model's: a checkpoint with a changed model would resume with other weights.
@@ -210,7 +271,10 @@ def read_checkpoint(folder: Path) -> TrainingState:
                 raise CheckpointError(f"{folder}: {name} was changed after it was written (its SHA-256 differs)")
 
         numbers = read_json(folder / STATE, limit=LARGEST_STATE)
-        state = TrainingState(numbers, load_file(folder / TENSORS))
+        tensors = tensors_without_matrices(folder / TENSORS, _WEIGHTS)
+        if parts := sorted(folder / name for name in manifest["files"] if fnmatch(name, ALL_ROWS)):
+            tensors |= tensors_in_parts(parts)
+        state = TrainingState(numbers, tensors)
         if numbers["trainer"]["iteration"] != manifest["iteration"]:
             raise CheckpointError(f"{folder}: {STATE} and {MANIFEST} belong to different iterations")
     except CheckpointError:
@@ -412,6 +476,8 @@ def _remove_state(checkpoint: Path) -> None:
         return
     for name in (MANIFEST, STATE, TENSORS):  # the manifest first: without it, the others are not read
         (checkpoint / name).unlink(missing_ok=True)
+    for path in checkpoint.glob(ALL_ROWS):
+        path.unlink()
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -449,6 +515,11 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: dict[str,
 
 def _write_json(value: Mapping[str, Any], file: Path) -> None:
     file.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def file_digest(file: Path) -> FileDigest:
+    """Return the size and the SHA-256 of a file, as a manifest has them."""
+    return {"bytes": file.stat().st_size, "sha256": _digest(file)}
 
 
 def _digest(file: Path) -> str:

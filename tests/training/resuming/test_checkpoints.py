@@ -23,6 +23,7 @@ from rl4lms_like.rewards.base import RewardFunction
 from rl4lms_like.run import resume
 from rl4lms_like.system.component_state import not_json
 from rl4lms_like.system.errors import CheckpointError, RewardError, RL4LMsLikeError
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.tracking import run_folder
 from rl4lms_like.tracking.run_folder import RunFolder, hold
 from rl4lms_like.training.resuming import checkpoints
@@ -303,6 +304,65 @@ def test_a_log_that_was_changed_is_said_and_nothing_is_cut(run, change, capsys):
     error = capsys.readouterr().err
     assert "rollout_info.jsonl" in error and "Traceback" not in error
     assert {file: file.read_bytes() for file in run.glob("*.json*")} == before
+
+
+class Part(torch.Tensor):
+    """A tensor that counts as split over processes, of which this one has all rows."""
+
+    def full_tensor(self):
+        raise AssertionError("gathered")
+
+    def to_local(self):
+        return self.as_subclass(torch.Tensor)
+
+
+class FirstOfTwo(Ranks):
+    """A process that is told what the other one has written."""
+
+    size = 2
+
+    def __init__(self, other) -> None:
+        self.other = other
+
+    def gather(self, item):
+        return [item, self.other]
+
+
+def written_in_parts(base, iteration, other):
+    weight = torch.arange(6.0).view(2, 3)
+    tensors = {"a": torch.ones(2), "weight": weight.as_subclass(Part)}
+    state = TrainingState({"trainer": {"iteration": iteration}}, tensors)
+    base.mkdir(exist_ok=True)
+
+    def write_rows(folder):
+        name = "training_state-00002-of-00002.safetensors"
+        save_file({"weight": weight + 6}, folder / name)
+        ranks = FirstOfTwo(other or checkpoints.file_digest(folder / name))
+        return checkpoints.write_own_rows(tensors, ranks, folder)
+
+    return write_checkpoint(base, iteration, state, save_nothing, write_rows=write_rows)
+
+
+def test_rows_of_several_processes_are_read_as_one_tensor(tmp_path):
+    folder = written_in_parts(tmp_path / "checkpoints", 1, None)
+    tensors = read_checkpoint(folder).tensors
+    assert tensors.keys() == {"a", "weight"} and torch.equal(tensors["a"], torch.ones(2))
+    assert torch.equal(tensors["weight"].rows(0, 4), torch.arange(12.0).view(4, 3))
+    assert torch.equal(tensors["weight"].rows(1, 3), torch.arange(12.0).view(4, 3)[1:3])
+
+
+def test_rows_that_another_process_cannot_write_are_an_error_of_this_one(tmp_path):
+    with pytest.raises(OSError, match="full"):
+        written_in_parts(tmp_path / "checkpoints", 1, OSError(errno.ENOSPC, "the disk of the other one is full"))
+    assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_older_checkpoints_lose_their_rows_with_their_training_state(tmp_path):
+    base = tmp_path / "checkpoints"
+    for iteration in (1, 2, 3):
+        written_in_parts(base, iteration, None)
+    assert [path.name for path in (base / "iteration_00001").iterdir()] == ["config.json"]
+    assert len(list((base / "iteration_00002").glob("training_state*.safetensors"))) == 3
 
 
 # --- where a run is ---------------------------------------------------------------------------------------------------
