@@ -14,12 +14,13 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    the output layer coexist with all activations; with micro-batches or checkpointing, all of them
     activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
-    KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
+    KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together; none with an
+                   external engine
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
     quantized      of linear layers with `quantization`: the stored bytes of each weight and its scales, in every part
                    above; and 4 for each weight of the largest one, which is dequantized for a product
     loading        with `quantization`: 4 per parameter of a model, which is read in float32 and then quantized, and the
-                   quantized weights of those before it
+                   quantized weights of those before it; split weights: the parts, and the whole policy once
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
@@ -214,10 +215,16 @@ class SupervisedMemoryEstimate(MemoryEstimate):
         )
 
 
-def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int | None = None) -> MemoryEstimate:
     """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
 
     With several processes this is the memory of each. Networks on devices of their own are not counted.
+
+    Args:
+        config: of the run.
+        n_processes: number of processes.
+        gpu_bytes: memory of the GPU of each process, which this machine need not have; default: the device of this
+            machine on which the run would be.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -227,10 +234,11 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     policy_args = blocks["alg"]["policy"]["args"]
     args = blocks["alg"]["args"]
     arguments = PolicyArguments.known_in(policy_args)
-    device, available = _device(config)
+    device, available = _device(config) if gpu_bytes is None else ("cuda", gpu_bytes)
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
     bytes_per_weight = FLOAT / n_parts  # of trained weights, in each process
     is_split = n_parts > 1
+    generates = arguments.engine["id"] == OWN_ENGINE
 
     # The networks. Those on devices of their own need none of this device's memory.
     if config.alg.policy.reads_pictures:
@@ -278,6 +286,12 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         "merged weights": 0 if is_split else FLOAT * _n_merged(policy, critic.network),
     }
 
+    # On a CPU, models are quantized where they are used. The checks of log-probs gather a split policy once, also if
+    # an engine generates.
+    loading = _loading(loaded, always["process"]) if device == "cpu" else 0
+    if is_split:
+        loading = max(loading, sum(always.values()) + policy.size)
+
     def of_responses(*, shortest: bool) -> MemoryEstimate:
         """Return the estimate for responses of one length."""
         # Without a limit for prompts, they may fill what the response leaves of the model's positions.
@@ -295,8 +309,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "gradients": int(bytes_per_weight * n_trained),
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
-            "KV cache": (1 + n_mask_models) * policy.cache(plan),
-            "gathered policy": policy.size if is_split and arguments.engine["id"] == OWN_ENGINE else 0,
+            "KV cache": (1 + n_mask_models) * policy.cache(plan) if generates else 0,
+            "gathered policy": policy.size if is_split and generates else 0,
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
@@ -328,7 +342,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
-            loading=_loading(loaded, always["process"]) if device == "cpu" else 0,
+            loading=loading,
             n_parameters=policy.parameters,
             parameters=parameters,
         )
