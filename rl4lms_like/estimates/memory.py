@@ -176,7 +176,7 @@ class MemoryEstimate:
 
     @property
     def verdict(self) -> str:
-        """Message that says if the run fits on the device, and if not, which settings need less memory."""
+        """Message that says if the run fits on the device."""
         kind = "memory" if self.device == "cpu" else "GPU memory"
         size = f"{gibibytes(self.lower)} to {gibibytes(self.upper)} of {gibibytes(self.available)} {kind}"
         if self.upper <= self.available:
@@ -184,17 +184,7 @@ class MemoryEstimate:
 
         # Between the two numbers a run may fit or not; it depends on the lengths of its responses too.
         verdict = "tight" if self.lower <= self.available else "does not fit"
-        return f"{verdict}: {size}; {self.advice}"
-
-    @property
-    def advice(self) -> str:
-        """Settings that need less memory, as the end of a sentence."""
-        critic = "critic: shared, " if self.parts.get("critic weights") else ""
-        merged = "speedups: {merged_adapters: false}, " if self.parts.get("merged weights") else ""
-        return (
-            "a smaller alg.args.micro_batch_size, "
-            f"{critic}{merged}gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
-        )
+        return f"{verdict}: {size}"
 
 
 @dataclass(frozen=True)
@@ -205,14 +195,6 @@ class SupervisedMemoryEstimate(MemoryEstimate):
     def rollout(self) -> int:
         """Peak of the evaluations, bytes: of generation. The gradients of the last step are freed by then."""
         return self._always + self.parts["KV cache"] + self.parts.get("gathered policy", 0)
-
-    @property
-    def advice(self) -> str:
-        """Settings that need less memory, as the end of a sentence."""
-        return (
-            "a smaller per_device_train_batch_size with more gradient_accumulation_steps, gradient_checkpointing: true "
-            "or bf16: true (alg.training_args), or alg.peft need less"
-        )
 
 
 def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int | None = None) -> MemoryEstimate:
@@ -357,6 +339,7 @@ def estimate_supervised_memory(
     response_tokens: int,
     packed: tuple[int, int] | None = None,
     n_processes: int = 1,
+    gpu_bytes: int | None = None,
 ) -> SupervisedMemoryEstimate:
     """Estimate the peak memory of a supervised run, for examples of one length; with several processes, that of each.
 
@@ -367,6 +350,7 @@ def estimate_supervised_memory(
         packed: numbers of rows and of columns of the batch of the longest examples with `packing`, of one process;
             None: padded rows.
         n_processes: number of processes, which divide each batch.
+        gpu_bytes: see `estimate_memory`.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -374,7 +358,7 @@ def estimate_supervised_memory(
     config = with_created_models(config, local_files_only=True)
     training = config.alg.training_args
     causal = config.is_causal
-    device, available = _device(config)
+    device, available = _device(config) if gpu_bytes is None else ("cuda", gpu_bytes)
 
     # The arguments of a policy with the same model.
     known: dict[str, Any] = {
