@@ -180,7 +180,7 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
     if arguments.get("critic") != "none":
         yield Change({f"{POLICY}.critic": "shared"})
     without_rounding = {f"{POLICY}.reference_dtype": "float32"}  # adapters share the reference
-    lora = dict(without_rounding)
+    lora: dict[str, Any] = dict(without_rounding)
     if arguments.get("peft") is None:
         lora[f"{POLICY}.peft"] = LORA
         yield Change(lora)
