@@ -1,6 +1,6 @@
 """Tokens per second, MFU and peak memory of full runs on a GPU, in under ten minutes; next to TRL.
 
-    benchmarks/gpu.sh                              makes what is missing, then runs all entries
+    sh benchmarks/gpu.sh                           makes what is missing, then runs all entries
     python -m benchmarks.gpu                       the same without TRL's environment
     python -m benchmarks.gpu --quick               tiny work, also without a GPU: does everything run?
     python -m benchmarks.gpu --entries grpo,sft    some entries
@@ -481,10 +481,11 @@ def measure_trl(work: Work, folder: Path, *, vllm: bool, creates: bool) -> dict[
     return {"seconds": seconds, "peak_bytes": int(peak_mb * 2**20), "n_devices": 1}
 
 
-def results_of(names: Sequence[str], work: Work, options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each entry with its numbers, or with the line that says why there are none."""
+def results_of(
+    names: Sequence[str], work: Work, options: argparse.Namespace, flops: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each entry with its numbers, or with the line that says why there are none; `flops` of a device."""
     end = time.monotonic() + 60 * options.minutes
-    flops, _ = peak_flops()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         make_model(work, folder / "model")
@@ -546,10 +547,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     work = QUICK if options.quick else FULL
     rows: dict[str, dict[str, Any]] = {}
-    for name, row in results_of(chosen, work, options):
+    flops, source = peak_flops()
+    for name, row in results_of(chosen, work, options, flops):
         rows[name] = row
         console.print(f"{name}: {row.get('note') or '{:.2f} s'.format(row['seconds'])}", highlight=False)
-    _, source = peak_flops()
     console.print(table(rows, f"peak of MFU: {source}"))
     if options.output is not None or not options.quick:
         file = options.output or RESULTS / "gpu.json"

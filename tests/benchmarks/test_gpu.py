@@ -21,12 +21,15 @@ def test_two_entries_are_measured_and_what_is_missing_is_named(tmp_path, capsys)
     rows = json.loads((tmp_path / "gpu.json").read_text())["entries"]
     assert rows["grpo_vllm"] == {"note": "skipped: vllm not installed"}
     assert rows["grpo"]["tokens_per_s"] * rows["grpo"]["seconds"] == pytest.approx(16 * 8)  # responses of 8 tokens
+    printed = capsys.readouterr().out
     for name in ("grpo", "sft"):
+        assert f"│ {name} " in printed
         assert rows[name]["peak_bytes"] > 100 * 2**20 and 0 < rows[name]["mfu"] < 1
-        assert name in capsys.readouterr().out or name == "sft"
 
 
 def test_every_entry_has_a_valid_config(tmp_path):
+    make_model(QUICK, tmp_path / "model")
+    make_texts(QUICK, tmp_path)
     for entry in ENTRIES.values():
         url = "http://127.0.0.1:8000" if entry.engine else ""
         assert parse_config(config_of(entry, QUICK, tmp_path, url=url)).alg.id == entry.algorithm
