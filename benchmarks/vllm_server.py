@@ -32,29 +32,44 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-OPTIONS = (
-    *("--enforce-eager", "--no-enable-prefix-caching", "--generation-config", "vllm"),
-    *("--logprobs-mode", "processed_logprobs"),
+OPTIONS = ("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs")
+ON_CPU = (
+    *("--enforce-eager", "--no-enable-prefix-caching"),
     *("--max-num-batched-tokens", "16384"),  # a prompt in several parts and a seed end the server on a CPU
 )
 
 
-def command(model: str, port: int, *, dtype: str = "float32", more: Sequence[str] = ()) -> list[str]:
-    """The command that starts a server; its environment is made first if it is not there."""
-    python = python_of("vllm", REQUIREMENTS, own_torch=True, without=UNUSED)
+def command(
+    model: str, port: int, *, dtype: str = "float32", more: Sequence[str] = (), python: str | None = None
+) -> list[str]:
+    """The command that starts a server; its environment is made first if it is not there.
+
+    Args:
+        model: folder of the model.
+        port: on this machine.
+        dtype: of the model.
+        more: further options.
+        python: interpreter with a vLLM for GPUs; default: the environment's, for processors.
+    """
+    options = OPTIONS
+    if python is None:
+        python = python_of("vllm", REQUIREMENTS, own_torch=True, without=UNUSED)
+        options += ON_CPU
     place = ["--model", model, "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype]
-    return [python, "-m", "vllm.entrypoints.openai.api_server", *place, *OPTIONS, *more]
+    return [python, "-m", "vllm.entrypoints.openai.api_server", *place, *options, *more]
 
 
 @contextmanager
-def served(model: Path, port: int, log: IO[bytes], *, more: Sequence[str] = ()) -> Iterator[str]:
-    """Run a server within the context, and yield its address once it answers.
+def served(
+    model: Path, port: int, log: IO[bytes], *, more: Sequence[str] = (), python: str | None = None
+) -> Iterator[str]:
+    """Run a server within the context, and yield its address once it answers; see `command`.
 
     Raises:
         RuntimeError: it ended, or did not answer within `START_S` seconds; the log says why.
     """
     process = subprocess.Popen(
-        command(str(model), port, more=more), env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
+        command(str(model), port, more=more, python=python), env={**os.environ, **ENVIRONMENT}, stdout=log, stderr=log
     )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -26,7 +26,8 @@ from rl4lms_like.data_pools import DATA_POOLS
 from rl4lms_like.envs.arguments import EnvArguments
 from rl4lms_like.envs.env import length_limit
 from rl4lms_like.estimates.budget import plan_batches
-from rl4lms_like.estimates.memory import N_PROCESSES, estimate_memory, gibibytes
+from rl4lms_like.estimates.memory import N_PROCESSES, MemoryEstimate, estimate_memory, gibibytes
+from rl4lms_like.estimates.savings import advice
 from rl4lms_like.measured_time import measure_iteration
 from rl4lms_like.offline import assemble_preferences as preferences
 from rl4lms_like.offline import assemble_supervised as supervised
@@ -56,8 +57,13 @@ LocalSamples: TypeAlias = Mapping[str, Sequence[Sample]] | None
 NOT_LOCAL = "not checked: the data pool may read from a network"
 
 
-def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
-    """Yield the sections of the output, fast ones first; `full` adds the config with every default filled in.
+def preview(config: AnyConfig, *, full: bool = False, gpu_bytes: int | None = None) -> Iterator[str]:
+    """Yield the sections of the output, fast ones first.
+
+    Args:
+        config: of the run.
+        full: add the config with every default filled in.
+        gpu_bytes: memory of the GPU that the run is meant for; default: the device of this machine.
 
     Raises:
         ConfigError: arguments for transformers or PEFT have errors, models and lengths are incompatible, or samples
@@ -85,14 +91,14 @@ def preview(config: AnyConfig, *, full: bool = False) -> Iterator[str]:
         with failures.collected():
             description, models = _models(config, tokenizer)
             yield "# models\n" + description
-            yield "# memory\n" + _memory(config)
+            yield "# memory\n" + _memory(config, gpu_bytes)
         with failures.collected():
             rollout_rows = _rollouts(config, models)
             if rollout_rows:
                 yield "# rollouts\n" + _table(rollout_rows)
     else:
         with failures.collected():
-            yield "# training\n" + _table(_plan(config, samples))
+            yield "# training\n" + _table(_plan(config, samples, gpu_bytes))
         with failures.collected():
             supervised.check_model(config)
 
@@ -259,7 +265,7 @@ class _NotLoadedError(RL4LMsLikeError):
     """The data may be read from a network, from which a check reads nothing."""
 
 
-def _plan(config: OfflineConfig, samples: Callable[[], LocalSamples]) -> list[tuple[str, str]]:
+def _plan(config: OfflineConfig, samples: Callable[[], LocalSamples], gpu_bytes: int | None) -> list[tuple[str, str]]:
     """Return the plan of a supervised or preference run, or what is not on this machine; errors are raised."""
 
     # Called by the plan after its own checks of the config, which need no data.
@@ -271,7 +277,7 @@ def _plan(config: OfflineConfig, samples: Callable[[], LocalSamples]) -> list[tu
 
     try:
         if isinstance(config, SupervisedConfig):
-            return supervised.plan(config, find)
+            return supervised.plan(config, find, gpu_bytes=gpu_bytes)
         return preferences.plan(config, find)
     except (ModelError, _NotLoadedError) as error:
         return [("no plan", str(error))]
@@ -306,9 +312,12 @@ def _samples(
     return samples
 
 
-def _memory(config: RunConfig) -> str:
+def _memory(config: RunConfig, gpu_bytes: int | None) -> str:
+    def estimate_of(changed: RunConfig, n_processes: int) -> MemoryEstimate:
+        return estimate_memory(changed, n_processes, gpu_bytes=gpu_bytes)
+
     try:
-        estimate = estimate_memory(config)
+        estimate = estimate_of(config, 1)
     except ModelError as error:
         return f"no estimate: {error}\n"
 
@@ -321,10 +330,13 @@ def _memory(config: RunConfig) -> str:
     # Split weights: the number of processes is only known when `torchrun` starts them.
     if config.distributed.strategy == "fsdp":
         for n in N_PROCESSES:
-            rows.append((f"peak of each of {n} processes", gibibytes(estimate_memory(config, n).peak)))
+            rows.append((f"peak of each of {n} processes", gibibytes(estimate_of(config, n).peak)))
 
     # Whether a learning rate is large depends on the size of the model, which is known here for the first time.
     section = _table(rows) + estimate.verdict + "\n"
+    change = advice(config, estimate, estimate_of)
+    if change:
+        section += f"{change}\n"
     notice = learning_rate_notice(config, estimate.n_parameters)
     return f"{section}{notice}\n" if notice else section
 

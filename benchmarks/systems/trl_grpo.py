@@ -47,6 +47,7 @@ def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTr
         max_completion_length=shape.response_len,
         beta=workload.KL_COEF,
         epsilon=workload.CLIP_RANGE,
+        **worker.job.get("vllm", {}),
         **TRAINING_ARGUMENTS | on_device(worker),
     )
     tokenizer = AutoTokenizer.from_pretrained(worker.model)

@@ -20,6 +20,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_short_run(parser, add_config(parser))
     parser.add_argument("--full", action="store_true", help="also print the config with all defaults")
     parser.add_argument("--time", action="store_true", help="also load the models, and time an iteration")
+    parser.add_argument(
+        "--gpu_memory",
+        type=float,
+        metavar="GB",
+        help="estimate for a GPU with so many GB (10^9 bytes) instead of this machine's device",
+    )
     parser.add_argument("--reward", action="store_true", help="also audit the reward: call it with texts to exploit it")
     parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
     add_set(parser)
@@ -52,7 +58,8 @@ def _show_sections(config: AnyConfig, options: argparse.Namespace) -> None:
     from rl4lms_like.preview import preview, reward_audit, time_section
 
     # Each section as soon as it is ready: the audit calls the reward, which may take long.
-    for section in preview(config, full=options.full):
+    gpu_bytes = None if options.gpu_memory is None else int(options.gpu_memory * 10**9)
+    for section in preview(config, full=options.full, gpu_bytes=gpu_bytes):
         show(section)
     if options.time:
         show(time_section(config))

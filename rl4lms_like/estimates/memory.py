@@ -14,12 +14,13 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    the output layer coexist with all activations; with micro-batches or checkpointing, all of them
     activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
-    KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together
+    KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together; none with an
+                   external engine
     mask model     as many weights as the policy, and a separate KV cache (maskable policies)
     quantized      of linear layers with `quantization`: the stored bytes of each weight and its scales, in every part
                    above; and 4 for each weight of the largest one, which is dequantized for a product
     loading        with `quantization`: 4 per parameter of a model, which is read in float32 and then quantized, and the
-                   quantized weights of those before it
+                   quantized weights of those before it; split weights: the parts, and the whole policy once
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
@@ -175,7 +176,7 @@ class MemoryEstimate:
 
     @property
     def verdict(self) -> str:
-        """Message that says if the run fits on the device, and if not, which settings need less memory."""
+        """Message that says if the run fits on the device."""
         kind = "memory" if self.device == "cpu" else "GPU memory"
         size = f"{gibibytes(self.lower)} to {gibibytes(self.upper)} of {gibibytes(self.available)} {kind}"
         if self.upper <= self.available:
@@ -183,17 +184,7 @@ class MemoryEstimate:
 
         # Between the two numbers a run may fit or not; it depends on the lengths of its responses too.
         verdict = "tight" if self.lower <= self.available else "does not fit"
-        return f"{verdict}: {size}; {self.advice}"
-
-    @property
-    def advice(self) -> str:
-        """Settings that need less memory, as the end of a sentence."""
-        critic = "critic: shared, " if self.parts.get("critic weights") else ""
-        merged = "speedups: {merged_adapters: false}, " if self.parts.get("merged weights") else ""
-        return (
-            "a smaller alg.args.micro_batch_size, "
-            f"{critic}{merged}gradient_checkpointing: true or dtype: bfloat16 (alg.policy.args) need less"
-        )
+        return f"{verdict}: {size}"
 
 
 @dataclass(frozen=True)
@@ -205,19 +196,17 @@ class SupervisedMemoryEstimate(MemoryEstimate):
         """Peak of the evaluations, bytes: of generation. The gradients of the last step are freed by then."""
         return self._always + self.parts["KV cache"] + self.parts.get("gathered policy", 0)
 
-    @property
-    def advice(self) -> str:
-        """Settings that need less memory, as the end of a sentence."""
-        return (
-            "a smaller per_device_train_batch_size with more gradient_accumulation_steps, gradient_checkpointing: true "
-            "or bf16: true (alg.training_args), or alg.peft need less"
-        )
 
-
-def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
+def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int | None = None) -> MemoryEstimate:
     """Estimate the peak memory of a run from the model's config; reads local folders and the cache, not the network.
 
     With several processes this is the memory of each. Networks on devices of their own are not counted.
+
+    Args:
+        config: of the run.
+        n_processes: number of processes.
+        gpu_bytes: memory of the GPU of each process, which this machine need not have; default: the device of this
+            machine on which the run would be.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -227,10 +216,11 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
     policy_args = blocks["alg"]["policy"]["args"]
     args = blocks["alg"]["args"]
     arguments = PolicyArguments.known_in(policy_args)
-    device, available = _device(config)
+    device, available = _device(config) if gpu_bytes is None else ("cuda", gpu_bytes)
     n_parts = n_processes if config.distributed.strategy == "fsdp" else 1
     bytes_per_weight = FLOAT / n_parts  # of trained weights, in each process
     is_split = n_parts > 1
+    generates = arguments.engine["id"] == OWN_ENGINE
 
     # The networks. Those on devices of their own need none of this device's memory.
     if config.alg.policy.reads_pictures:
@@ -278,6 +268,12 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
         "merged weights": 0 if is_split else FLOAT * _n_merged(policy, critic.network),
     }
 
+    # On a CPU, models are quantized where they are used. The checks of log-probs gather a split policy once, also if
+    # an engine generates.
+    loading = _loading(loaded, always["process"]) if device == "cpu" else 0
+    if is_split:
+        loading = max(loading, sum(always.values()) + policy.size)
+
     def of_responses(*, shortest: bool) -> MemoryEstimate:
         """Return the estimate for responses of one length."""
         # Without a limit for prompts, they may fill what the response leaves of the model's positions.
@@ -295,8 +291,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             "gradients": int(bytes_per_weight * n_trained),
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
-            "KV cache": (1 + n_mask_models) * policy.cache(plan),
-            "gathered policy": policy.size if is_split and arguments.engine["id"] == OWN_ENGINE else 0,
+            "KV cache": (1 + n_mask_models) * policy.cache(plan) if generates else 0,
+            "gathered policy": policy.size if is_split and generates else 0,
         }
         if arguments.generates_in_other_dtype and arguments.generation_dtype == "bfloat16":
             sizes["generating weights"] = HALF * policy.linear_with_head
@@ -328,7 +324,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1) -> MemoryEstimate:
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
-            loading=_loading(loaded, always["process"]) if device == "cpu" else 0,
+            loading=loading,
             n_parameters=policy.parameters,
             parameters=parameters,
         )
@@ -343,6 +339,7 @@ def estimate_supervised_memory(
     response_tokens: int,
     packed: tuple[int, int] | None = None,
     n_processes: int = 1,
+    gpu_bytes: int | None = None,
 ) -> SupervisedMemoryEstimate:
     """Estimate the peak memory of a supervised run, for examples of one length; with several processes, that of each.
 
@@ -353,6 +350,7 @@ def estimate_supervised_memory(
         packed: numbers of rows and of columns of the batch of the longest examples with `packing`, of one process;
             None: padded rows.
         n_processes: number of processes, which divide each batch.
+        gpu_bytes: see `estimate_memory`.
 
     Raises:
         ModelError: the model's config is neither in a folder nor in the cache, or cannot be built.
@@ -360,7 +358,7 @@ def estimate_supervised_memory(
     config = with_created_models(config, local_files_only=True)
     training = config.alg.training_args
     causal = config.is_causal
-    device, available = _device(config)
+    device, available = _device(config) if gpu_bytes is None else ("cuda", gpu_bytes)
 
     # The arguments of a policy with the same model.
     known: dict[str, Any] = {

@@ -37,7 +37,8 @@ from rl4lms_like.core.sample import Preference, Sample
 from rl4lms_like.core.seeding import derived_seed
 from rl4lms_like.core.vision_rewards import AutoVisionRewardModel
 from rl4lms_like.engines.arguments import generate_arguments
-from rl4lms_like.estimates.memory import N_PROCESSES, estimate_supervised_memory, gibibytes
+from rl4lms_like.estimates.memory import N_PROCESSES, MemoryEstimate, estimate_supervised_memory, gibibytes
+from rl4lms_like.estimates.savings import advice
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.offline.checked_readers import checked_vision_reader, reads_prompts_in_order
 from rl4lms_like.offline.objective import CrossEntropy, TrainingObjective
@@ -695,8 +696,15 @@ def schedule_of(config: OfflineConfig, n_examples: int) -> Schedule:
     return Schedule(batch_size, n_steps, n_epochs)
 
 
-def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]]) -> list[tuple[str, str]]:
-    """Return the size of a run as lines of name and value, before weights are loaded; `find` prepares the samples.
+def plan(
+    config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Sample]]], *, gpu_bytes: int | None = None
+) -> list[tuple[str, str]]:
+    """Return the size of a run as lines of name and value, before weights are loaded.
+
+    Args:
+        config: of the run.
+        find: prepares the samples.
+        gpu_bytes: see `estimate_memory`.
 
     Raises:
         ConfigError: settings have errors.
@@ -729,7 +737,7 @@ def plan(config: SupervisedConfig, find: Callable[[], Mapping[str, Sequence[Samp
         is_encoder_decoder=encoder.is_encoder_decoder,
         pictures=encoder.pictures,
     )
-    memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder)
+    memory = _memory_lines(config, encoded, is_encoder_decoder=encoder.is_encoder_decoder, gpu_bytes=gpu_bytes)
     n_tokens = round(encoded.n_learned / max(len(encoded.rows), 1) * n_examples)
     lines = [
         ("examples", what),
@@ -754,7 +762,9 @@ def image_lines(samples: Sequence[Sample], pictures: PictureEncoder | None) -> l
     return [("images", image_sizes(counted, pictures))]
 
 
-def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool) -> list[tuple[str, str]]:
+def _memory_lines(
+    config: SupervisedConfig, encoded: Examples, *, is_encoder_decoder: bool, gpu_bytes: int | None = None
+) -> list[tuple[str, str]]:
     """Return the trainable parameters and the memory of a run, for batches of the longest of some examples."""
     if not encoded.rows:
         return []
@@ -765,8 +775,18 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     if not is_encoder_decoder:
         n_response = max(sum(label != NOT_LEARNED for label in row["labels"]) for row in encoded.rows)
         n_input -= n_response
-    packed = packed_shape(config, encoded)
-    estimate = estimate_supervised_memory(config, prompt_tokens=n_input, response_tokens=n_response, packed=packed)
+
+    def estimate_of(changed: SupervisedConfig, n_processes: int) -> MemoryEstimate:
+        return estimate_supervised_memory(
+            changed,
+            prompt_tokens=n_input,
+            response_tokens=n_response,
+            packed=packed_shape(changed, encoded, n_processes),
+            n_processes=n_processes,
+            gpu_bytes=gpu_bytes,
+        )
+
+    estimate = estimate_of(config, 1)
     lines = [("trainable parameters", estimate.parameters)]
     lines += [(name, gibibytes(size)) for name, size in estimate.parts.items() if size]
     lines.append(("peak of the update", gibibytes(estimate.update)))
@@ -776,15 +796,10 @@ def _memory_lines(config: SupervisedConfig, encoded: Examples, *, is_encoder_dec
     # Split weights: the number of processes is only known when `torchrun` starts them.
     if config.distributed.strategy == "fsdp":
         for n in N_PROCESSES:
-            of_each = estimate_supervised_memory(
-                config,
-                prompt_tokens=n_input,
-                response_tokens=n_response,
-                packed=packed_shape(config, encoded, n),
-                n_processes=n,
-            )
-            lines.append((f"peak of each of {n} processes", gibibytes(of_each.peak)))
-    return [*lines, ("memory", estimate.verdict)]
+            lines.append((f"peak of each of {n} processes", gibibytes(estimate_of(config, n).peak)))
+    lines.append(("memory", estimate.verdict))
+    change = advice(config, estimate, estimate_of)
+    return [*lines, ("", change)] if change else lines
 
 
 def packed_shape(config: SupervisedConfig, encoded: Examples, n_processes: int = 1) -> tuple[int, int] | None:

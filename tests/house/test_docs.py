@@ -228,6 +228,8 @@ def test_the_commands_exist_and_take_these_options(page, monkeypatch):
             assert f"# {words[1]}\n" in text_of(page), words
         elif words[0] == "python" and words[1] == "-m":
             assert importlib.util.find_spec(words[2]) is not None, words
+        elif words[0] == "sh":
+            assert (ROOT / words[1]).exists(), words
         elif words[0] == "torchrun":
             build_parser().parse_args(words[words.index("rl4lms_like") + 1 :])
         elif words[0] == "rl4lms-like":
