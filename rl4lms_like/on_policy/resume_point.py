@@ -14,7 +14,7 @@
     ranks         the other processes             their generators and rewards
     files         Tracker.file_sizes              sizes of the run's files, to which a resumed run cuts them
     update        UpdateProgress, EpisodeBuffer   rollout and completed steps of an interrupted update
-    ahead         NextRollout                     the next rollout's episodes, if they are generated during an update
+    ahead         NextRollouts                    the next rollouts' episodes, if they are generated during updates
     weights       policy.training_state           trained parameters, buffers, NLPO's mask model
     average       WeightAverage                   average of the trained weights, if the run has one
     optimizer     states.optimizer_state          moments and steps, learning rates
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -39,10 +40,10 @@ from torch import Tensor
 from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.rollouts.ahead import AheadBatches
+from rl4lms_like.rollouts.ahead import AheadRollout, ahead_state, gathered_responses, without_responses
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
-from rl4lms_like.system.errors import MetricError, RewardError
+from rl4lms_like.system.errors import MetricError, RankError, RewardError
 from rl4lms_like.system.interruption import Interruption
 from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
@@ -231,7 +232,7 @@ class ResumePoint:
         }
         self.is_saved = False
         self._state: TrainingState | None = None
-        self._ahead: AheadBatches | None = None
+        self._ahead: tuple[AheadRollout, ...] = ()
 
         # A state that cannot be saved is reported now, not at the first checkpoint.
         self.parts["env"].state_dict()
@@ -271,7 +272,7 @@ class ResumePoint:
         # Copies: components may return objects that they change later.
         numbers = copy.deepcopy(numbers | rank_numbers)
         self._state = TrainingState(numbers, generators | rank_generators)
-        self._ahead = self.run.algorithm.collector.next_rollout.for_checkpoint
+        self._ahead = self.run.algorithm.collector.next_rollouts.for_checkpoint
         self.is_saved = is_saved
 
     def mark_in_update(self) -> None:
@@ -324,6 +325,7 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
+        self._ahead = gathered_responses(self._ahead, self.run.ranks)
         with self.run.policy.led_by_main(with_optimizer=True):
             if self.run.ranks.is_main:
                 self._write(self._state, ITERATION)
@@ -350,9 +352,9 @@ class ResumePoint:
         if "update" in numbers:
             numbers["update"], rollout = unfinished_update(self.run.algorithm, numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
-        if self._ahead is not None:
+        if self._ahead:
             timeout = ENGINE_TIMEOUT_S if name == INTERRUPTED else None
-            numbers["ahead"], episodes = self._ahead.state(timeout)
+            numbers["ahead"], episodes = ahead_state(self._ahead, timeout)
             tensors |= {f"ahead.{name}": tensor for name, tensor in episodes.items()}
 
         base = self.tracker.checkpoint_base_path
@@ -379,9 +381,18 @@ class ResumePoint:
                 )
                 log_resume_hint(self.tracker, error)
             return
+        if self._ahead and self.run.ranks.size > 1 and not self.is_saved:
+            self._ahead = self._ahead_of_all(ends_together)
         with policy.led_by_main(with_optimizer=True):
             if self.run.ranks.is_main:
                 self._rescue(error)
+
+    def _ahead_of_all(self, ends_together: bool) -> tuple[AheadRollout, ...]:
+        """Return what several processes have generated ahead; only the prompts if they do not end together."""
+        if ends_together:
+            with suppress(RankError):  # another one was stopped by a second Ctrl-C
+                return gathered_responses(self._ahead, self.run.ranks, ENGINE_TIMEOUT_S)
+        return without_responses(self._ahead)
 
     def _rescue(self, error: BaseException) -> None:
         # A second Ctrl-C means: end now, save nothing. It may also come while the state is written.
@@ -472,7 +483,7 @@ class ResumePoint:
         if "update" in numbers:
             load_unfinished_update(self.run.algorithm, numbers["update"], state.part("update."))
         if "ahead" in numbers:
-            self.run.algorithm.collector.next_rollout.load(numbers["ahead"], state.part("ahead."))
+            self.run.algorithm.collector.next_rollouts.load(numbers["ahead"], state.part("ahead."))
         load_random(random_numbers, generators)  # last: what is restored before may draw from the generators
 
 

@@ -459,6 +459,11 @@ class PolicyArguments(Block):
         return generates_ahead({"engine": self.engine})
 
     @property
+    def n_ahead(self) -> int:
+        """Number of rollouts after a rollout until the one that is generated at its end; 0 = the next one, then."""
+        return int(self.engine.get("ahead", 0))
+
+    @property
     def is_greedy(self) -> bool:
         """True if rollouts are not sampled token by token."""
         kwargs = self.generation_kwargs

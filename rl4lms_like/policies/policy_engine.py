@@ -7,6 +7,8 @@
 With `ahead: 1` the engine generates the next rollout during the update of the policy:
 
     generate_in_background ─ update of the policy ─ update (waits until the responses are generated)
+
+There several processes wait for each other's responses, before the main process passes on weights.
 """
 
 from __future__ import annotations
@@ -56,13 +58,23 @@ class PolicyEngine:
         self.ranks = ranks
 
     def prepare(self, policy: EnginePolicy) -> None:
-        """Update the engine for all processes, before they generate with it; all of them call this together.
+        """Let several processes `pass_on` the weights before they generate; one process does in `update`."""
+        if self.ranks.size > 1:
+            self.pass_on(policy)
+
+    def pass_on(self, policy: EnginePolicy) -> None:
+        """Update the engine for all processes, after what they generate in the background; all call this together.
 
         Raises:
             EngineError: the engine failed; in the other processes a `RankError`.
         """
-        if self.external is None or self.ranks.size == 1:
+        if self.external is None:
             return
+
+        # The main process must not pass on weights before the responses of all are generated.
+        if self.is_ahead:
+            self._wait()
+            self.ranks.any(False)
 
         # The others take part in what the main process reads, until it has finished or failed; then they get its error.
         if not self.ranks.is_main:
@@ -90,10 +102,16 @@ class PolicyEngine:
         if self.external is None or not self.ranks.is_main:
             return None
 
-        # New weights in the middle of a response would make its log-probs those of no policy.
+        self._wait()
+        return self.external.update(policy)
+
+    def _wait(self) -> None:
+        """Wait until the responses of this process are generated.
+
+        New weights in the middle of a response would make its log-probs those of no policy.
+        """
         wait(self._in_background)
         self._in_background = []
-        return self.external.update(policy)
 
     def rest(self) -> None:
         """Let the engine release resources, at the start of an update of the policy."""

@@ -5,24 +5,28 @@ from __future__ import annotations
 import copy
 import json
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import stable_baselines3
 import torch
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.settings import check_ranks
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
-from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
+from rl4lms_like.policies.policy_engine import PolicyEngine
+from rl4lms_like.rollouts.ahead import AheadBatch, AheadRollout, ahead_state, finished, saved_episodes
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.text_rollouts import RunHooks, with_text_rollouts
 from rl4lms_like.run import resume
 from rl4lms_like.system.errors import CheckpointError, EngineError, RL4LMsLikeError
+from rl4lms_like.system.ranks import Ranks
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
 from tests.engines.constant import Constant
@@ -52,11 +56,7 @@ def test_what_cannot_generate_ahead_is_refused(path, changes):
         parse_config(blocks, issues=issues)
 
 
-def test_several_processes_and_other_libraries_cannot_generate_ahead():
-    blocks = run_blocks()
-    blocks["alg"]["policy"]["args"]["engine"] = {**VLLM, "ahead": 1}
-    with raises_at(AHEAD):
-        check_ranks(parse_config(blocks), 2)
+def test_algorithms_of_other_libraries_cannot_generate_ahead():
     policy = {"model_name": "gpt2", "engine": {"id": f"{__name__}:Waiting", "ahead": 1}}
     with pytest.raises(RL4LMsLikeError, match="ahead"):
         with_text_rollouts(stable_baselines3.A2C)(CausalLMActorCriticPolicy, None, policy_kwargs=policy)
@@ -105,14 +105,58 @@ def test_rollouts_that_are_generated_ahead_are_corrected_by_default(id, tiny_con
 
 
 def test_responses_that_take_too_long_are_generated_again_by_a_resumed_run(caplog):
-    batches = [DrawnBatch((), torch.ones(1, 1), torch.ones(1, 1), seed, Future()) for seed in (1, 2)]
     mask = torch.ones(1, 3).bool()
-    batches[0].responses.set_result(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
+    generated = finished(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
+    rollout = AheadRollout({"position": 3}, (AheadBatch(1, ["a"], generated), AheadBatch(2, ["b"], Future())))
     with caplog.at_level("WARNING"):
-        numbers, tensors = AheadBatches({"position": 3}, tuple(batches)).state(timeout=0.01)
+        numbers, tensors = ahead_state([rollout], timeout=0.01)
     assert [batch["seed"] for batch in numbers["batches"]] == [1, 2] and "0.01 s" in caplog.text
-    assert restored_responses(0, tensors).result().response_ids.tolist() == [[1, 1, 1]]
-    assert restored_responses(1, tensors) is None
+    assert saved_episodes(0, tensors).response_ids.tolist() == [[1, 1, 1]]
+    assert saved_episodes(1, tensors) is None
+
+
+class Waits(Ranks):
+    """One of two processes, which are threads here; its exchanges wait for the other."""
+
+    size = 2
+    both = threading.Barrier(2)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def any(self, flag: bool) -> bool:
+        self.both.wait(20)
+        return flag
+
+    def from_main(self, work):
+        result = work() if self.is_main else None
+        self.both.wait(20)
+        return result
+
+
+def test_weights_are_passed_on_after_the_responses_of_all_processes():
+    order = []
+
+    class Slow(Constant):
+        def generate(self, *args, **arguments):
+            time.sleep(0.2)
+            order.append("generated")
+            return super().generate(*args, **arguments)
+
+        def update(self, policy):
+            order.append("updated")
+
+    prompts = torch.ones(1, 1).long()
+    engines = [PolicyEngine(Slow(7), is_ahead=True) for _ in range(2)]
+    for rank, engine in enumerate(engines):
+        engine.share(Waits(rank))
+    engines[1].generate_in_background([(prompts, prompts, {})])  # those of the main process are finished
+    policy = SimpleNamespace(led_by_main=nullcontext)
+    other = threading.Thread(target=engines[1].pass_on, args=(policy,))
+    other.start()
+    engines[0].pass_on(policy)
+    other.join()
+    assert order == ["generated", "updated"]
 
 
 def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
@@ -120,13 +164,13 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
     built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.external.in_update.set))
-    collector = built.algorithm.collector
-    numbers, tensors = collector.next_rollout.for_checkpoint.state()
-    collector.next_rollout.load(numbers, tensors)
-    assert collector.next_rollout.for_checkpoint.state()[0] == numbers
+    next_rollouts = built.algorithm.collector.next_rollouts
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint)
+    next_rollouts.load(numbers, tensors)
+    assert ahead_state(next_rollouts.for_checkpoint)[0] == numbers
     numbers["batches"][0]["sample_ids"][0] = "another"
     with pytest.raises(CheckpointError):
-        collector.next_rollout.load(numbers, tensors)
+        next_rollouts.load(numbers, tensors)
 
 
 class Unreliable(Constant):
@@ -163,11 +207,12 @@ def test_prompts_of_batches_that_a_rollout_did_not_need_are_drawn_again(tiny_con
     engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": 1}
     tiny_config["alg"]["policy"]["args"]["engine"] = engine
     built = assemble(parse_config(tiny_config))
-    sampler, next_rollout = built.env.envs[0].sampler, built.algorithm.collector.next_rollout
-    next_rollout.start(n_batches=3)
+    sampler, next_rollouts = built.env.envs[0].sampler, built.algorithm.collector.next_rollouts
+    next_rollouts.start(n_batches=3)
     assert sampler.n_drawn == 12
-    next_rollout.pop()
-    next_rollout.drop_rest()
+    next_rollouts.begin()
+    next_rollouts.pop()
+    next_rollouts.drop_rest()
     assert sampler.n_drawn == 4
 
 
