@@ -4,7 +4,7 @@
     several processes      prepare ─ generate            the main process updates the engine, then all generate with it
     update of the policy   rest                          for instance, a server on the same GPU frees its memory
 
-With `ahead: 1` the engine generates the next rollout during the update of the policy:
+With `ahead` the engine generates rollouts during the updates of the policy:
 
     generate_in_background ─ update of the policy ─ update (waits until the responses are generated)
 
@@ -41,7 +41,7 @@ class PolicyEngine:
 
     Args:
         external: engine with its own copy of the weights; None if the policy's own model generates.
-        is_ahead: rollouts are generated during the update before them (`ahead: 1`).
+        is_ahead: rollouts are generated during the updates before them (`ahead`).
 
     Attributes:
         ranks: processes that generate with this engine; the main one updates it for all and lets it rest.
@@ -115,7 +115,7 @@ class PolicyEngine:
 
     def rest(self) -> None:
         """Let the engine release resources, at the start of an update of the policy."""
-        # With `ahead: 1` it generates during the update.
+        # With `ahead` it generates during the update.
         if self.external is not None and self.ranks.is_main and not self.is_ahead:
             self.external.rest()
 

@@ -1,7 +1,10 @@
-"""Batches with drawn prompts, possibly generated during the preceding update.
+"""Batches with drawn prompts, possibly generated during the preceding updates.
 
-end of rollout k ─ draw the prompts of rollout k + 1 ─ the engine generates them in a thread ─> rollout k + 1
-                   update k ────────────────────────────────────────────────────────────────┘
+end of rollout n ─ draw the prompts of rollout n + k ─ the engine generates them in a thread ─> rollout n + k
+                   update n ─ rollout n + 1 ─ update n + 1 ─ ... ─ update n + k - 1 ────────┘
+
+`k` is `ahead` in the config of the engine. Rollout n + k is sampled with the weights before update n. The first `k`
+rollouts after rollout 0 are all sampled at its end, with the first weights.
 """
 
 from __future__ import annotations

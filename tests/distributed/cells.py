@@ -399,7 +399,7 @@ def config_of(cell: str, models: Path) -> Any:
             "env.args.max_episode_length": 40,
             "env.dialogue": {"id": "tests.dialogues:Chatter", "max_turns": 4, "max_turn_length": 6},
         },
-        STATEFUL_AHEAD: {**stateful, **AHEAD},
+        STATEFUL_AHEAD: {**stateful, **AHEAD, f"{POLICY}.engine.ahead": 2},
         STATEFUL_ADAPTERS: {**stateful, **FSDP, **SEPARATE, f"{POLICY}.peft": {"r": 4}},
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }

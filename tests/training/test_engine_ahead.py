@@ -39,9 +39,13 @@ AHEAD = f"{ENGINE}.ahead"
 @pytest.mark.parametrize(
     ("path", "changes"),
     [
-        (AHEAD, {AHEAD: 2}),
+        (AHEAD, {AHEAD: -1}),
+        (AHEAD, {AHEAD: 1.5}),
         (AHEAD, {ENGINE: {"id": "transformers", "ahead": 1}}),
         (AHEAD, {"alg.id": "trpo", "alg.args": {}}),
+        (AHEAD, {AHEAD: 2, "alg.id": "trpo", "alg.args": {}}),
+        (AHEAD, {AHEAD: 2, "alg.id": "online_dpo", "alg.args": {"group_size": 5}}),
+        ("alg.args.importance_correction", {AHEAD: 2, "alg.args.importance_correction": "none"}),
         (AHEAD, {"alg.id": "online_dpo", "alg.args": {"group_size": 5}}),
         (AHEAD, {"env.vec_env": "dummy"}),
         (AHEAD, {"train_evaluation.replay": "run"}),
@@ -166,6 +170,7 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.external.in_update.set))
     next_rollouts = built.algorithm.collector.next_rollouts
     numbers, tensors = ahead_state(next_rollouts.for_checkpoint)
+    assert numbers.keys() == {"sampler", "batches"} and "0.response_ids" in tensors, "the format of earlier versions"
     next_rollouts.load(numbers, tensors)
     assert ahead_state(next_rollouts.for_checkpoint)[0] == numbers
     numbers["batches"][0]["sample_ids"][0] = "another"
@@ -216,6 +221,49 @@ def test_prompts_of_batches_that_a_rollout_did_not_need_are_drawn_again(tiny_con
     assert sampler.n_drawn == 4
 
 
+class Versions(Constant):
+    """Engine whose responses have the number of the weights that it has."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.weights: list[torch.Tensor] = []
+
+    def update(self, policy):
+        if not self.weights or not torch.equal(self.weights[-1], policy.fingerprint()):
+            self.weights.append(policy.fingerprint())
+
+    def generate(self, *args, **arguments):
+        self.token = len(self.weights) - 1
+        return super().generate(*args, **arguments)
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1])])
+def test_a_rollout_is_of_the_weights_that_many_updates_before(ahead, expected, tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"] = 4, {"n_steps": 6, "learning_rate": 1e-3}
+    tiny_config["datapool"]["sampler"] = {"id": "shuffled"}
+    tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Versions", "ahead": ahead}
+    built = assemble(parse_config(tiny_config))
+    sampler, next_rollouts = built.env.envs[0].sampler, built.algorithm.collector.next_rollouts
+    versions = []
+    for iteration in range(5):
+        built.algorithm.learn_iteration(iteration, 5)
+        versions += built.algorithm.rollout_buffer.episodes.response_ids.unique().tolist()
+    assert versions == expected
+
+    # A resumed run has all of the queue.
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint)
+    n_drawn = sampler.n_drawn
+    next_rollouts.load(numbers, tensors)
+    again, same = ahead_state(next_rollouts.for_checkpoint)
+    assert again == numbers and len(numbers.get("later", [])) == ahead - 1 and sampler.n_drawn == n_drawn
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in same.items()) and same.keys() == tensors.keys()
+
+    # Prompts are put back only if none were drawn after them.
+    next_rollouts.begin()
+    next_rollouts.drop_rest()
+    assert sampler.n_drawn == (n_drawn - 8 if ahead == 1 else n_drawn)
+
+
 @pytest.fixture
 def ahead(config):  # noqa: F811
     config["alg"]["policy"]["args"]["engine"]["ahead"] = 1
@@ -226,8 +274,14 @@ def ahead(config):  # noqa: F811
     return config
 
 
-@pytest.mark.parametrize(("sampler", "size"), [("difficulty", {"n_steps": 10}), ("shuffled", {"n_episodes": 8})])
-def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(sampler, size, ahead, tmp_path):
+@pytest.mark.parametrize(
+    ("sampler", "size", "n_ahead"),
+    [("difficulty", {"n_steps": 10}, 1), ("shuffled", {"n_episodes": 8}, 1), ("difficulty", {"n_steps": 10}, 2)],
+)
+def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(
+    sampler, size, n_ahead, ahead, tmp_path
+):
+    ahead["alg"]["policy"]["args"]["engine"]["ahead"] = n_ahead
     ahead["datapool"]["sampler"]["id"] = sampler
     ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, **size}
     whole = run(ahead, tmp_path / "whole")
