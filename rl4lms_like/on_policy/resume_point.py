@@ -40,11 +40,12 @@ from torch import Tensor
 from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
-from rl4lms_like.rollouts.ahead import AheadRollout, ahead_state, gathered_responses, without_responses
+from rl4lms_like.rollouts.ahead import AheadRollout, ahead_state
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
 from rl4lms_like.system.errors import MetricError, RankError, RewardError
 from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
@@ -254,6 +255,14 @@ class ResumePoint:
         """Number of completed iterations."""
         return int(self.parts["trainer"].state_dict()["iteration"])
 
+    @property
+    def _is_resumable(self) -> bool:
+        """True if the weights are those of the captured state: between iterations, or between steps of an update."""
+        update = self.run.algorithm.update_progress
+        if self._state is None or update is None:
+            return self._state is not None
+        return update.is_resumable and "update" in self._state.numbers
+
     # --- capturing --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
@@ -325,7 +334,8 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
-        self._ahead = gathered_responses(self._ahead, self.run.ranks)
+        if self._ahead:
+            self._add_ahead(*ahead_state(self._ahead, self.run.ranks))
         with self.run.policy.led_by_main(with_optimizer=True):
             if self.run.ranks.is_main:
                 self._write(self._state, ITERATION)
@@ -352,10 +362,6 @@ class ResumePoint:
         if "update" in numbers:
             numbers["update"], rollout = unfinished_update(self.run.algorithm, numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
-        if self._ahead:
-            timeout = ENGINE_TIMEOUT_S if name == INTERRUPTED else None
-            numbers["ahead"], episodes = ahead_state(self._ahead, timeout)
-            tensors |= {f"ahead.{name}": tensor for name, tensor in episodes.items()}
 
         base = self.tracker.checkpoint_base_path
         iteration = numbers["trainer"]["iteration"]
@@ -381,28 +387,37 @@ class ResumePoint:
                 )
                 log_resume_hint(self.tracker, error)
             return
-        if self._ahead and self.run.ranks.size > 1 and not self.is_saved:
-            self._ahead = self._ahead_of_all(ends_together)
-        with policy.led_by_main(with_optimizer=True):
-            if self.run.ranks.is_main:
-                self._rescue(error)
 
-    def _ahead_of_all(self, ends_together: bool) -> tuple[AheadRollout, ...]:
-        """Return what several processes have generated ahead; only the prompts if they do not end together."""
-        if ends_together:
-            with suppress(RankError):  # another one was stopped by a second Ctrl-C
-                return gathered_responses(self._ahead, self.run.ranks, ENGINE_TIMEOUT_S)
-        return without_responses(self._ahead)
-
-    def _rescue(self, error: BaseException) -> None:
-        # A second Ctrl-C means: end now, save nothing. It may also come while the state is written.
+        # A second Ctrl-C means: end now, save nothing. It may also come while the state is collected or written.
         try:
             if self.interruption.requests <= 1:
-                self._save_what_is_there(error)
+                if self._ahead and self._is_resumable and not self.is_saved:
+                    self._add_ahead(*self._ahead_at_end(ends_together))
+                with policy.led_by_main(with_optimizer=True):
+                    if self.run.ranks.is_main:
+                        self._save_what_is_there(error)
         finally:
-            if self.interruption.requests > 1:
-                self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-            log_resume_hint(self.tracker, error)
+            if self.run.ranks.is_main:
+                if self.interruption.requests > 1:
+                    self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
+                log_resume_hint(self.tracker, error)
+
+    def _ahead_at_end(self, ends_together: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the `ahead_state` of a run that ends early.
+
+        Of several processes that do not end together it has only the prompts.
+        """
+        ranks = self.run.ranks
+        if ends_together or ranks.size == 1:
+            with suppress(RankError):  # another process was stopped by a second Ctrl-C
+                return ahead_state(self._ahead, ranks, ENGINE_TIMEOUT_S)
+        return ahead_state([rollout.without_responses() for rollout in self._ahead], Ranks())
+
+    def _add_ahead(self, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Add the rollouts that are generated ahead to the captured state."""
+        assert self._state is not None
+        ahead = {f"ahead.{name}": tensor for name, tensor in tensors.items()}
+        self._state = TrainingState(self._state.numbers | {"ahead": numbers}, self._state.tensors | ahead)
 
     def _save_what_is_there(self, error: BaseException) -> None:
         """Save the captured state; only the model, if its weights are no longer those of the captured state."""
@@ -411,16 +426,16 @@ class ResumePoint:
             return
 
         n_completed = self._n_completed
-        state = self._state
-        update = self.run.algorithm.update_progress
-        is_between_steps = update is None or (update.is_resumable and state is not None and "update" in state.numbers)
-        if state is None or not is_between_steps:
+        if not self._is_resumable:
             save_interrupted(self.tracker, self.save_model, n_completed, "iterations")
             return
 
         # A run that failed before it had sampled anything has nothing to resume. One that was interrupted is saved
         # also then: the same command continues it in the same folder.
-        has_state = n_completed > 0 or update is not None or self.run.algorithm.has_sampled
+        state = self._state
+        assert state is not None
+        is_in_update = self.run.algorithm.update_progress is not None
+        has_state = n_completed > 0 or is_in_update or self.run.algorithm.has_sampled
         is_fresh = not has_state and isinstance(error, Exception)
         if not self.is_saved and not is_fresh:
             done = f"{n_completed} iterations"

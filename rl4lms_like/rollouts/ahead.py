@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class DrawnBatch:
-    """Generation batch whose prompts have been drawn.
+    """Generation batch of this process whose prompts have been drawn.
 
     Args:
         samples: its prompts, one for each environment.
@@ -57,24 +57,9 @@ class DrawnBatch:
         """Ids of the samples."""
         return [str(sample.id) for sample in self.samples]
 
-
-@dataclass(frozen=True)
-class AheadBatch:
-    """Checkpoint's view of a batch that is generated ahead.
-
-    Args:
-        seed: seed of the sampling.
-        sample_ids: ids of its prompts.
-        responses: its episodes; None if they are generated when the rollout begins.
-    """
-
-    seed: int
-    sample_ids: Sequence[str]
-    responses: Future[EpisodeBatch] | None = None
-
     @property
-    def episodes(self) -> EpisodeBatch | None:
-        """The episodes; None if they are not finished, or if the engine failed."""
+    def finished_responses(self) -> EpisodeBatch | None:
+        """The episodes; None if they are not generated in the background, not finished, or if the engine failed."""
         responses = self.responses
         if responses is None or not responses.done() or responses.exception() is not None:
             return None
@@ -83,93 +68,66 @@ class AheadBatch:
 
 @dataclass(frozen=True)
 class AheadRollout:
-    """Checkpoint's view of a rollout that is generated ahead.
+    """First generation batches of a rollout that has not begun.
 
     Args:
-        sampler: state of the sampler before the prompts were drawn.
-        batches: the generation batches, in order.
+        sampler: state of the sampler before their prompts were drawn.
+        batches: the batches, in order.
     """
 
     sampler: Mapping[str, Any]
-    batches: tuple[AheadBatch, ...]
+    batches: tuple[DrawnBatch, ...]
 
-    def numbers(self) -> dict[str, Any]:
-        """Return all but the responses, in JSON's types."""
-        batches = [{"seed": batch.seed, "sample_ids": list(batch.sample_ids)} for batch in self.batches]
-        return {"sampler": self.sampler, "batches": batches}
-
-
-def wait_for_responses(rollouts: Sequence[AheadRollout], timeout: float | None = None) -> None:
-    """Wait for the engine, at most `timeout` seconds for all rollouts together."""
-    futures = [batch.responses for rollout in rollouts for batch in rollout.batches if batch.responses is not None]
-    if not all(future.done() for future in futures):
-        logger.info("waiting for the responses that the engine generates, to save them")
-        if wait(futures, timeout).not_done:
-            message = "the engine took more than %g s: a resumed run generates its next rollout with other weights"
-            logger.warning(message, timeout)
+    def without_responses(self) -> AheadRollout:
+        """Return the same prompts, whose responses are generated when the rollout begins."""
+        return replace(self, batches=tuple(replace(batch, responses=None) for batch in self.batches))
 
 
 def ahead_state(
-    rollouts: Sequence[AheadRollout], timeout: float | None = None
+    rollouts: Sequence[AheadRollout], ranks: Ranks, timeout: float | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Wait for the engine; return what restores at least one rollout: numbers in JSON's types, and tensors.
 
-    There are no tensors of a batch that the engine failed to generate, or not within `timeout` seconds: a resumed run
-    generates it again, from the same prompts and seed.
+    All processes call this together and get the state of all, which has the form of that of one process. There are no
+    tensors of a batch that the engine failed to generate, or not within `timeout` seconds, for one of the processes: a
+    resumed run generates it when its rollout begins, from the same prompts and seed.
     """
-    wait_for_responses(rollouts, timeout)
+    batches = [batch for rollout in rollouts for batch in rollout.batches]
+    unfinished = [batch.responses for batch in batches if batch.responses is not None and not batch.responses.done()]
+    if unfinished:
+        logger.info("waiting for the responses that the engine generates, to save them")
+        if wait(unfinished, timeout).not_done:
+            message = "the engine took more than %g s: a resumed run generates its next rollout with other weights"
+            logger.warning(message, timeout)
+    of_ranks = ranks.gather([(batch.sample_ids, batch.finished_responses) for batch in batches])
+
+    states = []
+    tensors: dict[str, Tensor] = {}  # `<index of the batch among those of all rollouts>.<field of EpisodeBatch>`
+    index = 0
+    for rollout in rollouts:
+        saved_batches = []
+        for batch in rollout.batches:
+            # The environments of a process follow those of the process before it.
+            ids_of_ranks, responses_of_ranks = zip(*(of_rank[index] for of_rank in of_ranks), strict=True)
+            saved_batches.append({"seed": batch.seed, "sample_ids": list(chain.from_iterable(ids_of_ranks))})
+            if all(responses is not None for responses in responses_of_ranks):
+                tensors |= tensors_of(EpisodeBatch.concatenated(responses_of_ranks), prefix=f"{index}.")
+            index += 1
+        states.append({"sampler": rollout.sampler, "batches": saved_batches})
 
     # Checkpoints of earlier versions have the numbers of one rollout: further ones are in a key of their own.
-    first, *later = [rollout.numbers() for rollout in rollouts]
-    numbers = {**first, "later": later} if later else first
-
-    tensors: dict[str, Tensor] = {}  # `<index of the batch among those of all rollouts>.<field of EpisodeBatch>`
-    for index, batch in enumerate(chain.from_iterable(rollout.batches for rollout in rollouts)):
-        episodes = batch.episodes
-        if episodes is None:
-            continue
-        for field in fields(EpisodeBatch):
-            value = getattr(episodes, field.name)
-            if isinstance(value, Tensor):
-                tensors[f"{index}.{field.name}"] = value
-    return numbers, tensors
+    first, *later = states
+    return {**first, "later": later} if later else first, tensors
 
 
-def gathered_responses(
-    rollouts: Sequence[AheadRollout], ranks: Ranks, timeout: float | None = None
-) -> tuple[AheadRollout, ...]:
-    """Return the rollouts with the prompts and responses of all processes, as one process would have generated them.
-
-    All processes call this together. A batch that one of them has not finished within `timeout` seconds has none.
-    """
-    if ranks.size == 1:
-        return tuple(rollouts)
-    wait_for_responses(rollouts, timeout)
-    own = [[(batch.sample_ids, batch.episodes) for batch in rollout.batches] for rollout in rollouts]
-    by_rank = ranks.gather(own)
-
-    joined = []
-    for number, rollout in enumerate(rollouts):
-        batches = []
-        for index, batch in enumerate(rollout.batches):
-            parts = [of_rank[number][index] for of_rank in by_rank]
-            sample_ids = list(chain.from_iterable(ids for ids, _ in parts))
-            episodes = [of_rank for _, of_rank in parts if of_rank is not None]
-            responses = None
-            if len(episodes) == ranks.size:
-                responses = finished(EpisodeBatch.concatenated(episodes))
-            batches.append(AheadBatch(batch.seed, sample_ids, responses))
-        joined.append(AheadRollout(rollout.sampler, tuple(batches)))
-    return tuple(joined)
-
-
-def without_responses(rollouts: Sequence[AheadRollout]) -> tuple[AheadRollout, ...]:
-    """Return the rollouts as if nothing of them had been generated."""
-    stripped = []
-    for rollout in rollouts:
-        batches = tuple(replace(batch, responses=None) for batch in rollout.batches)
-        stripped.append(replace(rollout, batches=batches))
-    return tuple(stripped)
+def tensors_of(episodes: EpisodeBatch, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of episodes by the names of their fields, after a prefix."""
+    tensors = {}
+    for field in fields(EpisodeBatch):
+        value = getattr(episodes, field.name)
+        if isinstance(value, Tensor):
+            tensors[prefix + field.name] = value
+    return tensors
 
 
 class Collector(Protocol):
@@ -199,13 +157,13 @@ class NextRollouts:
 
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
-        self._queue: deque[tuple[AheadRollout, list[DrawnBatch]]] = deque()
-        self._rest: list[DrawnBatch] = []  # batches of the current rollout
+        self._queue: deque[AheadRollout] = deque()
+        self._rest: deque[DrawnBatch] = deque()  # batches of the current rollout
 
     @property
     def for_checkpoint(self) -> tuple[AheadRollout, ...]:
-        """What a checkpoint keeps of the rollouts that have not begun."""
-        return tuple(rollout for rollout, _ in self._queue)
+        """The rollouts that have not begun."""
+        return tuple(self._queue)
 
     def start(self, n_batches: int) -> None:
         """Fill the queue with rollouts of `n_batches` batches, and start generating them.
@@ -218,21 +176,22 @@ class NextRollouts:
         for _ in range(collector.policy.arguments.n_ahead - len(self._queue)):
             # The sampler's state before the draw is what a resumed run draws the same prompts from.
             sampler = deepcopy(collector.env.envs[0].sampler.state_dict())
-            missing.append((sampler, [self._draw() for _ in range(n_batches)]))
+            missing.append(AheadRollout(sampler, tuple(self._draw() for _ in range(n_batches))))
 
         # All in one thread: the calls of an engine follow each other.
         calls = []
-        for batch in chain.from_iterable(drawn for _, drawn in missing):
+        for batch in chain.from_iterable(rollout.batches for rollout in missing):
             arguments = collector.sampling_arguments(batch.seed)
             arguments["generation_kwargs"] = collector.policy.arguments.generation_kwargs
             calls.append((batch.prompt_ids, batch.prompt_mask, arguments))
         responses = iter(collector.policy.engine.generate_in_background(calls))
-        for sampler, drawn in missing:
-            self._append(sampler, [replace(batch, responses=next(responses)) for batch in drawn])
+        for rollout in missing:
+            batches = tuple(replace(batch, responses=next(responses)) for batch in rollout.batches)
+            self._queue.append(replace(rollout, batches=batches))
 
     def begin(self) -> None:
         """Begin the next rollout of the queue, if there is one."""
-        self._rest = self._queue.popleft()[1] if self._queue else []
+        self._rest = deque(self._queue.popleft().batches) if self._queue else deque()
 
     @property
     def has_responses(self) -> bool:
@@ -243,7 +202,7 @@ class NextRollouts:
         """Return the next batch of the current rollout and start its episodes; None if none is left."""
         if not self._rest:
             return None
-        batch = self._rest.pop(0)
+        batch = self._rest.popleft()
         self.collector.env.start(batch.samples)
         return batch
 
@@ -252,14 +211,14 @@ class NextRollouts:
         # A sampler undoes its last draws only; those after them are generated already.
         if self._rest and not self._queue:
             self.collector.env.put_back(len(self._rest))
-        self._rest = []
+        self._rest.clear()
 
     def forget(self) -> None:
         """Drop all batches, also for checkpoints; their environment must still be that of the collector."""
-        n_batches = len(self._rest) + sum(len(drawn) for _, drawn in self._queue)
+        n_batches = len(self._rest) + sum(len(rollout.batches) for rollout in self._queue)
         if n_batches:
             self.collector.env.put_back(n_batches)
-        self._rest = []
+        self._rest.clear()
         self._queue.clear()
 
     def _draw(self) -> DrawnBatch:
@@ -268,27 +227,22 @@ class NextRollouts:
         self.collector.env.keep_prompts()
         return batch
 
-    def _append(self, sampler: Mapping[str, Any], drawn: list[DrawnBatch]) -> None:
-        batches = tuple(AheadBatch(batch.seed, batch.sample_ids, batch.responses) for batch in drawn)
-        self._queue.append((AheadRollout(sampler, batches), drawn))
-
     def load(self, numbers: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Restore the state returned by `ahead_state`, of any number of processes: draw the prompts again.
 
         Raises:
             CheckpointError: the sampler draws other prompts.
         """
-        # Drawing again uses up prompts and seeds that the states of sampler and collector have already counted.
+        # Drawing again uses up seeds, which the state of the collector has already counted. The sampler's state after
+        # the last draw is the one that it has.
         collector = self.collector
-        sampler = collector.env.envs[0].sampler
-        sampler_after = deepcopy(sampler.state_dict())
-        seeds_after = collector.seeds.state_dict()
+        seeds = collector.seeds.state_dict()
 
         self._queue.clear()
         index = 0
         for rollout in (numbers, *numbers.get("later", ())):
-            sampler.load_state_dict(deepcopy(rollout["sampler"]))
-            drawn = []
+            collector.env.envs[0].sampler.load_state_dict(deepcopy(rollout["sampler"]))
+            batches = []
             for saved in rollout["batches"]:
                 batch = self._draw()
                 episodes = saved_episodes(index, tensors)
@@ -296,10 +250,9 @@ class NextRollouts:
                 responses = None
                 if episodes is not None:
                     responses = finished(self._own_part(episodes, batch, saved["sample_ids"]))
-                drawn.append(replace(batch, seed=saved["seed"], responses=responses))
-            self._append(rollout["sampler"], drawn)
-        sampler.load_state_dict(sampler_after)
-        collector.seeds.load_state_dict(seeds_after)
+                batches.append(replace(batch, seed=saved["seed"], responses=responses))
+            self._queue.append(AheadRollout(rollout["sampler"], tuple(batches)))
+        collector.seeds.load_state_dict(seeds)
 
     def _own_part(self, episodes: EpisodeBatch, batch: DrawnBatch, sample_ids: Sequence[str]) -> EpisodeBatch:
         """Return the responses to the prompts of this process, of those to the prompts of all processes."""

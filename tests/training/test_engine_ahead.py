@@ -18,10 +18,11 @@ import torch
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.policies.policy_engine import PolicyEngine
-from rl4lms_like.rollouts.ahead import AheadBatch, AheadRollout, ahead_state, finished, saved_episodes
+from rl4lms_like.rollouts.ahead import AheadRollout, DrawnBatch, ahead_state, finished, saved_episodes
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.text_rollouts import RunHooks, with_text_rollouts
 from rl4lms_like.run import resume
@@ -111,9 +112,10 @@ def test_rollouts_that_are_generated_ahead_are_corrected_by_default(id, tiny_con
 def test_responses_that_take_too_long_are_generated_again_by_a_resumed_run(caplog):
     mask = torch.ones(1, 3).bool()
     generated = finished(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
-    rollout = AheadRollout({"position": 3}, (AheadBatch(1, ["a"], generated), AheadBatch(2, ["b"], Future())))
+    samples = [Sample("a", "?")]
+    batches = [DrawnBatch(samples, mask.long(), mask, seed, of) for seed, of in ((1, generated), (2, Future()))]
     with caplog.at_level("WARNING"):
-        numbers, tensors = ahead_state([rollout], timeout=0.01)
+        numbers, tensors = ahead_state([AheadRollout({"position": 3}, tuple(batches))], Ranks(), timeout=0.01)
     assert [batch["seed"] for batch in numbers["batches"]] == [1, 2] and "0.01 s" in caplog.text
     assert saved_episodes(0, tensors).response_ids.tolist() == [[1, 1, 1]]
     assert saved_episodes(1, tensors) is None
@@ -169,10 +171,10 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     built = assemble(parse_config(tiny_config))
     built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.external.in_update.set))
     next_rollouts = built.algorithm.collector.next_rollouts
-    numbers, tensors = ahead_state(next_rollouts.for_checkpoint)
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
     assert numbers.keys() == {"sampler", "batches"} and "0.response_ids" in tensors, "the format of earlier versions"
     next_rollouts.load(numbers, tensors)
-    assert ahead_state(next_rollouts.for_checkpoint)[0] == numbers
+    assert ahead_state(next_rollouts.for_checkpoint, Ranks())[0] == numbers
     numbers["batches"][0]["sample_ids"][0] = "another"
     with pytest.raises(CheckpointError):
         next_rollouts.load(numbers, tensors)
@@ -251,10 +253,10 @@ def test_a_rollout_is_of_the_weights_that_many_updates_before(ahead, expected, t
     assert versions == expected
 
     # A resumed run has all of the queue.
-    numbers, tensors = ahead_state(next_rollouts.for_checkpoint)
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
     n_drawn = sampler.n_drawn
     next_rollouts.load(numbers, tensors)
-    again, same = ahead_state(next_rollouts.for_checkpoint)
+    again, same = ahead_state(next_rollouts.for_checkpoint, Ranks())
     assert again == numbers and len(numbers.get("later", [])) == ahead - 1 and sampler.n_drawn == n_drawn
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in same.items()) and same.keys() == tensors.keys()
 
