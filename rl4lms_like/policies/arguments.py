@@ -311,9 +311,8 @@ class PolicyArguments(Block):
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
             transformers uses 50. `top_k: 0` samples from the distribution that is trained.
         engine: id and args of what generates the responses of rollouts and evaluations: `transformers`, the policy's
-            own model; `vllm` or `sglang`, a server with the policy's weights; or a user's engine. With `ahead: 1`, an
-            external engine generates each rollout during the update before it, with the weights before that update;
-            with `ahead: k`, during the `k` updates before it, with the weights before them.
+            own model; `vllm` or `sglang`, a server with the policy's weights; or a user's engine. With `ahead: k`, an
+            external engine generates each rollout during the `k` updates before it, with the weights before these.
         prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
             name in `env.args`.
         critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
@@ -456,7 +455,7 @@ class PolicyArguments(Block):
 
     @property
     def is_ahead(self) -> bool:
-        """True if rollouts are generated during the update before them."""
+        """True if rollouts are generated during the updates before them."""
         return generates_ahead({"engine": self.engine})
 
     @property

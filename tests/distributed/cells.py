@@ -235,6 +235,10 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
     "engine_ahead": ("gpt2", AHEAD),
+    "fsdp_engine_ahead": (
+        "gpt2",
+        {**AHEAD, **FSDP, f"{POLICY}.engine.ahead": 2, "train_evaluation.n_iters": 4},
+    ),
 }
 """Name -> family of the model, and changes of `BASE`."""
 SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -289,7 +293,10 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The same, of runs that split the weights of networks with adapters, for `test_split_adapters.py`."""
-OF_ENGINE = ("engine", "engine_ahead", STATEFUL_AHEAD, "fsdp_grpo", ENGINE_WITH_ADAPTERS, ENGINE_OF_ADAPTERS)
+OF_ENGINE = (
+    *("engine", "engine_ahead", "fsdp_engine_ahead", STATEFUL_AHEAD),
+    *("fsdp_grpo", ENGINE_WITH_ADAPTERS, ENGINE_OF_ADAPTERS),
+)
 """Cells whose responses come from a server."""
 BFLOAT16 = "fsdp_bfloat16"
 """Cell of a single, small step."""
@@ -399,7 +406,13 @@ def config_of(cell: str, models: Path) -> Any:
             "env.args.max_episode_length": 40,
             "env.dialogue": {"id": "tests.dialogues:Chatter", "max_turns": 4, "max_turn_length": 6},
         },
-        STATEFUL_AHEAD: {**stateful, **AHEAD, f"{POLICY}.engine.ahead": 2},
+        STATEFUL_AHEAD: {
+            **stateful,
+            **AHEAD,
+            "alg.args": {"learning_rate": 1e-3, "group_size": 3, "n_episodes": 2 * N_ENVS},
+            f"{POLICY}.engine.ahead": 2,
+            "train_evaluation.n_iters": 5,
+        },
         STATEFUL_ADAPTERS: {**stateful, **FSDP, **SEPARATE, f"{POLICY}.peft": {"r": 4}},
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }

@@ -1,4 +1,4 @@
-"""Rollouts that an engine generates during the update before them."""
+"""Rollouts that an engine generates during the updates before them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from rl4lms_like.system.ranks import Ranks
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
 from tests.engines.constant import Constant
+from tests.engines.weight_versions import WeightVersions
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch, stopped
 from tests.training.test_engine_runs import ENGINE, VLLM, config, lines, run, server  # noqa: F401
 
@@ -223,47 +224,30 @@ def test_prompts_of_batches_that_a_rollout_did_not_need_are_drawn_again(tiny_con
     assert sampler.n_drawn == 4
 
 
-class Versions(Constant):
-    """Engine whose responses have the number of the weights that it has."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
-        self.weights: list[torch.Tensor] = []
-
-    def update(self, policy):
-        if not self.weights or not torch.equal(self.weights[-1], policy.fingerprint()):
-            self.weights.append(policy.fingerprint())
-
-    def generate(self, *args, **arguments):
-        self.token = len(self.weights) - 1
-        return super().generate(*args, **arguments)
-
-
-@pytest.mark.parametrize(("ahead", "expected"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1])])
-def test_a_rollout_is_of_the_weights_that_many_updates_before(ahead, expected, tiny_config):
-    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"] = 4, {"n_steps": 6, "learning_rate": 1e-3}
+@pytest.mark.parametrize("n_ahead", [1, 2, 3])
+def test_a_restored_queue_is_the_saved_one(n_ahead, tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 6  # two batches
     tiny_config["datapool"]["sampler"] = {"id": "shuffled"}
-    tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Versions", "ahead": ahead}
+    engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": n_ahead}
+    tiny_config["alg"]["policy"]["args"]["engine"] = engine
     built = assemble(parse_config(tiny_config))
     sampler, next_rollouts = built.env.envs[0].sampler, built.algorithm.collector.next_rollouts
-    versions = []
-    for iteration in range(5):
-        built.algorithm.learn_iteration(iteration, 5)
-        versions += built.algorithm.rollout_buffer.episodes.response_ids.unique().tolist()
-    assert versions == expected
-
-    # A resumed run has all of the queue.
+    for iteration in range(2):
+        built.algorithm.learn_iteration(iteration, 2)
     numbers, tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
+    assert len(numbers.get("later", [])) == n_ahead - 1
+
     n_drawn = sampler.n_drawn
     next_rollouts.load(numbers, tensors)
-    again, same = ahead_state(next_rollouts.for_checkpoint, Ranks())
-    assert again == numbers and len(numbers.get("later", [])) == ahead - 1 and sampler.n_drawn == n_drawn
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in same.items()) and same.keys() == tensors.keys()
+    assert sampler.n_drawn == n_drawn == (2 + n_ahead) * 8
+    same_numbers, same_tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
+    assert same_numbers == numbers and same_tensors.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in same_tensors.items())
 
-    # Prompts are put back only if none were drawn after them.
+    # Prompts of batches that are not needed are put back only if none were drawn after them.
     next_rollouts.begin()
     next_rollouts.drop_rest()
-    assert sampler.n_drawn == (n_drawn - 8 if ahead == 1 else n_drawn)
+    assert sampler.n_drawn == (n_drawn - 8 if n_ahead == 1 else n_drawn)
 
 
 @pytest.fixture
@@ -276,6 +260,19 @@ def ahead(config):  # noqa: F811
     return config
 
 
+@pytest.mark.parametrize(("n_ahead", "expected"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1])])
+def test_a_rollout_is_of_the_weights_that_many_updates_before(n_ahead, expected, ahead):
+    ahead["alg"]["policy"]["args"]["engine"]["ahead"] = n_ahead
+    ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, "n_episodes": 8}
+    built = assemble(parse_config(ahead))
+    policy, buffer = built.policy.policy_model, built.algorithm.rollout_buffer
+    versions = WeightVersions()
+    hooks = RunHooks(on_rollout_end=lambda: versions.add_rollout(policy, buffer.episodes))
+    for iteration in range(5):
+        built.algorithm.learn_iteration(iteration, 5, hooks)
+    assert versions.of_rollouts == expected
+
+
 @pytest.mark.parametrize(
     ("sampler", "size", "n_ahead"),
     [("difficulty", {"n_steps": 10}, 1), ("shuffled", {"n_episodes": 8}, 1), ("difficulty", {"n_steps": 10}, 2)],
@@ -286,6 +283,7 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     ahead["alg"]["policy"]["args"]["engine"]["ahead"] = n_ahead
     ahead["datapool"]["sampler"]["id"] = sampler
     ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, **size}
+    n_iters = ahead["train_evaluation"]["n_iters"] = 2 + n_ahead
     whole = run(ahead, tmp_path / "whole")
     if sampler == "shuffled":
         n_passes = [line["rollout_info/sampler/n_passes"] for line in lines(whole / "rollout_info.jsonl")]
@@ -297,7 +295,7 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     assert all(line["train/ratio_gap"] < 1e-5 for line in updates)
 
     in_scoring = partial(at_call, owner=RolloutCollector, name="score")
-    for n, where in {3: at_minibatch, 4: lambda patch, act: in_scoring(patch, act=act)}.items():
+    for n, where in {3: at_minibatch, n_iters + 1: lambda patch, act: in_scoring(patch, act=act)}.items():
         folder = stopped(ahead, tmp_path / f"stopped_{n}", where, After(n))
         assert any(path.name.startswith("interrupted_") for path in (folder / "checkpoints").iterdir())
         assert without_times(resume(folder, quiet=True)) == without_times(whole)
@@ -305,13 +303,15 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     shorter = copy.deepcopy(ahead)
     shorter["train_evaluation"]["n_iters"] = 2
     folder = run(shorter, tmp_path / "shorter")
-    assert without_times(resume(folder, overrides=["train_evaluation.n_iters=3"], quiet=True)) == without_times(whole)
+    resumed = resume(folder, overrides=[f"train_evaluation.n_iters={n_iters}"], quiet=True)
+    assert without_times(resumed) == without_times(whole)
 
 
 def without_times(folder):
-    """The rollouts of a run, and its last texts."""
+    """The rollouts of a run, its last texts, and its weights."""
     rollouts = [
         {key: value for key, value in line.items() if not key.endswith("_s") and "time" not in key}
         for line in lines(folder / "rollout_info.jsonl")
     ]
-    return rollouts, json.loads((folder / "epoch_3_test_split_predictions.json").read_text())
+    texts = json.loads((folder / f"epoch_{len(rollouts)}_test_split_predictions.json").read_text())
+    return rollouts, texts, (folder / "model" / "model.safetensors").read_bytes()
