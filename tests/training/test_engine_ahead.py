@@ -295,7 +295,7 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     assert all(line["train/ratio_gap"] < 1e-5 for line in updates)
 
     in_scoring = partial(at_call, owner=RolloutCollector, name="score")
-    for n, where in {3: at_minibatch, n_iters + 1: lambda patch, act: in_scoring(patch, act=act)}.items():
+    for n, where in {3: at_minibatch, 4 * n_ahead: lambda patch, act: in_scoring(patch, act=act)}.items():
         folder = stopped(ahead, tmp_path / f"stopped_{n}", where, After(n))
         assert any(path.name.startswith("interrupted_") for path in (folder / "checkpoints").iterdir())
         assert without_times(resume(folder, quiet=True)) == without_times(whole)
