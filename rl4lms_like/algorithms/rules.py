@@ -99,7 +99,7 @@ def probabilities_of_samples(alg: Algorithm, policy: PolicyArguments) -> Issues:
     if corrects and policy.is_greedy:
         yield ConfigIssue("args.importance_correction", _PROBABILITIES)
     if policy.is_ahead and "importance_correction" in arguments.given and arguments.importance_correction == "none":
-        message = "none leaves rollouts of older weights (engine: {ahead: 1}) uncorrected; remove it for tis"
+        message = "none leaves rollouts of older weights (engine.ahead) uncorrected; remove it for tis"
         yield ConfigIssue("args.importance_correction", message)
 
 

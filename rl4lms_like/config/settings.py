@@ -20,7 +20,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rl4lms_like.algorithms import ALGORITHMS
 from rl4lms_like.algorithms.base import NO_BALANCING_LOSS, OnPolicyTextAlgorithm
-from rl4lms_like.config.run_config import RunConfig, policy_arguments_of
+from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.continuation import stripped_tokens
 from rl4lms_like.core.model_weights import output_layer
 from rl4lms_like.core.observation import NO_LIMIT, TextLayout, refuse_images
@@ -238,9 +238,6 @@ def check_ranks(config: RunConfig, n_ranks: int) -> None:
     issues = []
     if config.env.vec_env != "text":
         issues.append(ConfigIssue("env.vec_env", f"{n_ranks} processes need vec_env: text"))
-    policy = policy_arguments_of(config.alg.policy.id, config.alg.policy.args)
-    if policy is not None and policy.is_ahead:
-        issues.append(ConfigIssue(f"{ARGS}.engine.ahead", "needs a single process; start it without torchrun"))
     if config.train_evaluation.replay is not None:
         issues.append(ConfigIssue("train_evaluation.replay", "needs a single process; start it without torchrun"))
 

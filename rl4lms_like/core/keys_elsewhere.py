@@ -327,7 +327,7 @@ RL_KEYS = (
     Equivalent(
         "",
         "async_enable async_queue_size partial_rollout_enable",
-        "`engine: {id: vllm, ahead: 1}` generates the next rollout during an update",
+        "`engine: {id: vllm, ahead: k}` generates each rollout during the `k` updates before it",
     ),
     Equivalent("train_evaluation.average", "enable_ema ema_beta", "a block: `{decay: 0.99}`"),
     Equivalent("alg.ptx", "ptx_coef pretrain_data", "a block with the texts and the coefficient"),

@@ -96,4 +96,4 @@ class GenerationEngine(ABC):
         return {}
 
     def rest(self) -> None:  # noqa: B027
-        """Release resources until the next `update`; called before an update of the policy, but not with `ahead: 1`."""
+        """Release resources until the next `update`; called before an update of the policy, but not with `ahead`."""

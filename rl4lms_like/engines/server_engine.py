@@ -523,7 +523,7 @@ class ServerEngine(GenerationEngine):
     def _check_unchanged(self, before: Sequence[Tensor]) -> None:
         """Check that the servers generated with the weights that they were given.
 
-        With `ahead: 1`, the log-probs of a rollout cannot be compared with those of the policy's current weights.
+        With `ahead`, the log-probs of a rollout cannot be compared with those of the policy's current weights.
 
         Args:
             before: log-probs of the probe of each server.

@@ -14,7 +14,7 @@
     ranks         the other processes             their generators and rewards
     files         Tracker.file_sizes              sizes of the run's files, to which a resumed run cuts them
     update        UpdateProgress, EpisodeBuffer   rollout and completed steps of an interrupted update
-    ahead         NextRollout                     the next rollout's episodes, if they are generated during an update
+    ahead         NextRollouts                    the next rollouts' episodes, if they are generated during updates
     weights       policy.training_state           trained parameters, buffers, NLPO's mask model
     average       WeightAverage                   average of the trained weights, if the run has one
     optimizer     states.optimizer_state          moments and steps, learning rates
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,11 +41,12 @@ from rl4lms_like.callbacks.base import Callback
 from rl4lms_like.metrics.base import BaseMetric
 from rl4lms_like.on_policy.assemble import AssembledRun
 from rl4lms_like.policies.sharding import with_all
-from rl4lms_like.rollouts.ahead import AheadBatches
+from rl4lms_like.rollouts.ahead import AheadRollout, ahead_state
 from rl4lms_like.system.component_state import load_state, not_json, state_of
 from rl4lms_like.system.disk import saving, with_filename
-from rl4lms_like.system.errors import MetricError, RewardError
+from rl4lms_like.system.errors import MetricError, RankError, RewardError
 from rl4lms_like.system.interruption import Interruption
+from rl4lms_like.system.ranks import Ranks
 from rl4lms_like.system.schema import at
 from rl4lms_like.system.secrets import secret_in
 from rl4lms_like.tracking.base import Tracker
@@ -237,7 +238,7 @@ class ResumePoint:
         }
         self.is_saved = False
         self._state: TrainingState | None = None
-        self._ahead: AheadBatches | None = None
+        self._ahead: tuple[AheadRollout, ...] = ()
 
         # A state that cannot be saved is reported now, not at the first checkpoint.
         self.parts["env"].state_dict()
@@ -259,6 +260,14 @@ class ResumePoint:
         """Number of completed iterations."""
         return int(self.parts["trainer"].state_dict()["iteration"])
 
+    @property
+    def _is_resumable(self) -> bool:
+        """True if the weights are those of the captured state: between iterations, or between steps of an update."""
+        update = self.run.algorithm.update_progress
+        if self._state is None or update is None:
+            return self._state is not None
+        return update.is_resumable and "update" in self._state.numbers
+
     # --- capturing --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
@@ -277,7 +286,7 @@ class ResumePoint:
         # Copies: components may return objects that they change later.
         numbers = copy.deepcopy(numbers | rank_numbers)
         self._state = TrainingState(numbers, generators | rank_generators)
-        self._ahead = self.run.algorithm.collector.next_rollout.for_checkpoint
+        self._ahead = self.run.algorithm.collector.next_rollouts.for_checkpoint
         self.is_saved = is_saved
 
     def mark_in_update(self) -> None:
@@ -330,6 +339,8 @@ class ResumePoint:
         """
         self.mark()
         assert self._state is not None
+        if self._ahead:
+            self._add_ahead(*ahead_state(self._ahead, self.run.ranks))
         with self._led_by_main():
             if self.run.ranks.is_main:
                 self._write(self._state, ITERATION)
@@ -370,10 +381,6 @@ class ResumePoint:
         if "update" in numbers:
             numbers["update"], rollout = unfinished_update(self.run.algorithm, numbers["update"])
             tensors |= {f"update.{name}": tensor for name, tensor in rollout.items()}
-        if self._ahead is not None:
-            timeout = ENGINE_TIMEOUT_S if name == INTERRUPTED else None
-            numbers["ahead"], episodes = self._ahead.state(timeout)
-            tensors |= {f"ahead.{name}": tensor for name, tensor in episodes.items()}
 
         base = self.tracker.checkpoint_base_path
         iteration = numbers["trainer"]["iteration"]
@@ -403,19 +410,36 @@ class ResumePoint:
                 )
                 log_resume_hint(self.tracker, error)
             return
-        with self._led_by_main():
-            if self.run.ranks.is_main:
-                self._rescue(error)
 
-    def _rescue(self, error: BaseException) -> None:
-        # A second Ctrl-C means: end now, save nothing. It may also come while the state is written.
+        # A second Ctrl-C means: end now, save nothing. It may also come while the state is collected or written.
         try:
-            if self.interruption.requests <= 1:
-                self._save_what_is_there(error)
+            if self._ahead and self._is_resumable and not self.is_saved and self.interruption.requests <= 1:
+                self._add_ahead(*self._ahead_at_end(ends_together))
+            with self._led_by_main():
+                if self.run.ranks.is_main and self.interruption.requests <= 1:
+                    self._save_what_is_there(error)
         finally:
-            if self.interruption.requests > 1:
-                self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
-            log_resume_hint(self.tracker, error)
+            if self.run.ranks.is_main:
+                if self.interruption.requests > 1:
+                    self.tracker.log_info("stopped immediately: progress since the last checkpoint is lost")
+                log_resume_hint(self.tracker, error)
+
+    def _ahead_at_end(self, ends_together: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return the `ahead_state` of a run that ends early.
+
+        Of several processes that do not end together it has only the prompts.
+        """
+        ranks = self.run.ranks
+        if ends_together or ranks.size == 1:
+            with suppress(RankError):  # another process was stopped by a second Ctrl-C
+                return ahead_state(self._ahead, ranks, ENGINE_TIMEOUT_S)
+        return ahead_state([rollout.without_responses() for rollout in self._ahead], Ranks())
+
+    def _add_ahead(self, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Add the rollouts that are generated ahead to the captured state."""
+        assert self._state is not None
+        ahead = {f"ahead.{name}": tensor for name, tensor in tensors.items()}
+        self._state = TrainingState(self._state.numbers | {"ahead": numbers}, self._state.tensors | ahead)
 
     def _save_what_is_there(self, error: BaseException) -> None:
         """Save the captured state; only the model, if its weights are no longer those of the captured state."""
@@ -424,16 +448,16 @@ class ResumePoint:
             return
 
         n_completed = self._n_completed
-        state = self._state
-        update = self.run.algorithm.update_progress
-        is_between_steps = update is None or (update.is_resumable and state is not None and "update" in state.numbers)
-        if state is None or not is_between_steps:
+        if not self._is_resumable:
             save_interrupted(self.tracker, self.save_model, n_completed, "iterations")
             return
 
         # A run that failed before it had sampled anything has nothing to resume. One that was interrupted is saved
         # also then: the same command continues it in the same folder.
-        has_state = n_completed > 0 or update is not None or self.run.algorithm.has_sampled
+        state = self._state
+        assert state is not None
+        is_in_update = self.run.algorithm.update_progress is not None
+        has_state = n_completed > 0 or is_in_update or self.run.algorithm.has_sampled
         is_fresh = not has_state and isinstance(error, Exception)
         if not self.is_saved and not is_fresh:
             done = f"{n_completed} iterations"
@@ -496,7 +520,7 @@ class ResumePoint:
         if "update" in numbers:
             load_unfinished_update(self.run.algorithm, numbers["update"], state.part("update."))
         if "ahead" in numbers:
-            self.run.algorithm.collector.next_rollout.load(numbers["ahead"], state.part("ahead."))
+            self.run.algorithm.collector.next_rollouts.load(numbers["ahead"], state.part("ahead."))
         load_random(random_numbers, generators)  # last: what is restored before may draw from the generators
 
 

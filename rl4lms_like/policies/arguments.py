@@ -235,7 +235,7 @@ def checked_engine(engine: dict[str, Any]) -> dict[str, Any]:
     """
     if not isinstance(engine.get("id"), str) or set(engine) - {"id", "args", "ahead"}:
         raise RefusedError(ConfigIssue("", f"expected a mapping with id, args and ahead; got {shown(engine)}"))
-    _, issues = check_value(engine.get("ahead", 0), Literal[0, 1], "ahead")
+    _, issues = check_value(engine.get("ahead", 0), Whole, "ahead")
     args, args_issues = check_value(engine.get("args"), dict[str, Any], "args")
     issues += args_issues
 
@@ -311,8 +311,8 @@ class PolicyArguments(Block):
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
             transformers uses 50. `top_k: 0` samples from the distribution that is trained.
         engine: id and args of what generates the responses of rollouts and evaluations: `transformers`, the policy's
-            own model; `vllm` or `sglang`, a server with the policy's weights; or a user's engine. With `ahead: 1`, an
-            external engine generates each rollout during the update before it, with the weights before that update.
+            own model; `vllm` or `sglang`, a server with the policy's weights; or a user's engine. With `ahead: k`, an
+            external engine generates each rollout during the `k` updates before it, with the weights before these.
         prompt_truncation_side: side on which long prompts are truncated in evaluations. Rollouts use the key of this
             name in `env.args`.
         critic: `separate`: a second network that starts from the same weights. `shared`: a value head on the policy's
@@ -455,8 +455,13 @@ class PolicyArguments(Block):
 
     @property
     def is_ahead(self) -> bool:
-        """True if rollouts are generated during the update before them."""
+        """True if rollouts are generated during the updates before them."""
         return generates_ahead({"engine": self.engine})
+
+    @property
+    def n_ahead(self) -> int:
+        """Number of updates between the weights that generate a rollout and those that it trains."""
+        return int(self.engine.get("ahead", 0))
 
     @property
     def is_greedy(self) -> bool:
@@ -531,7 +536,7 @@ class PolicyArguments(Block):
         arguments_class = ENGINES.arguments_class(id)
         is_server = isinstance(arguments_class, type) and issubclass(arguments_class, ServerArguments)
         if self.is_ahead and is_server and args.get("sleep"):
-            message = "is not possible with ahead: 1, where the engine generates during updates"
+            message = "is not possible with ahead, where the engine generates during updates"
             yield ConfigIssue("engine.args.sleep", message)
         if self.model_name == args.get("weights_dir"):
             message = "is the folder of the model, which would be overwritten; give another one"

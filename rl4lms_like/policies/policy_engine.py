@@ -4,9 +4,11 @@
     several processes      prepare ─ generate            the main process updates the engine, then all generate with it
     update of the policy   rest                          for instance, a server on the same GPU frees its memory
 
-With `ahead: 1` the engine generates the next rollout during the update of the policy:
+With `ahead` the engine generates rollouts during the updates of the policy:
 
     generate_in_background ─ update of the policy ─ update (waits until the responses are generated)
+
+There several processes wait for each other's responses, before the main process passes on weights.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class PolicyEngine:
 
     Args:
         external: engine with its own copy of the weights; None if the policy's own model generates.
-        is_ahead: rollouts are generated during the update before them (`ahead: 1`).
+        is_ahead: rollouts are generated during the updates before them (`ahead`).
 
     Attributes:
         ranks: processes that generate with this engine; the main one updates it for all and lets it rest.
@@ -56,13 +58,23 @@ class PolicyEngine:
         self.ranks = ranks
 
     def prepare(self, policy: EnginePolicy) -> None:
-        """Update the engine for all processes, before they generate with it; all of them call this together.
+        """Let several processes `pass_on` the weights before they generate; one process does in `update`."""
+        if self.ranks.size > 1:
+            self.pass_on(policy)
+
+    def pass_on(self, policy: EnginePolicy) -> None:
+        """Update the engine for all processes, after what they generate in the background; all call this together.
 
         Raises:
             EngineError: the engine failed; in the other processes a `RankError`.
         """
-        if self.external is None or self.ranks.size == 1:
+        if self.external is None:
             return
+
+        # The main process must not pass on weights before the responses of all are generated.
+        if self.is_ahead:
+            self._wait()
+            self.ranks.any(False)
 
         # The others take part in what the main process reads, until it has finished or failed; then they get its error.
         if not self.ranks.is_main:
@@ -90,14 +102,20 @@ class PolicyEngine:
         if self.external is None or not self.ranks.is_main:
             return None
 
-        # New weights in the middle of a response would make its log-probs those of no policy.
+        self._wait()
+        return self.external.update(policy)
+
+    def _wait(self) -> None:
+        """Wait until the responses of this process are generated.
+
+        New weights in the middle of a response would make its log-probs those of no policy.
+        """
         wait(self._in_background)
         self._in_background = []
-        return self.external.update(policy)
 
     def rest(self) -> None:
         """Let the engine release resources, at the start of an update of the policy."""
-        # With `ahead: 1` it generates during the update.
+        # With `ahead` it generates during the update.
         if self.external is not None and self.ranks.is_main and not self.is_ahead:
             self.external.rest()
 

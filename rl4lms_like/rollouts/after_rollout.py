@@ -48,7 +48,7 @@ def engine_gaps(
 
     # Episodes that were generated ahead are of older weights: the engine scores some again with the current ones.
     if policy.arguments.is_ahead:
-        policy.engine.update(policy)
+        policy.engine.pass_on(policy)
         episodes = replace(episodes, behavior_log_prob=None)
     gaps = ranks.from_main(lambda: engine.gaps(episodes, buffer.log_probs))
     return {f"rollout_info/engine/{name}": value for name, value in gaps.items()}

@@ -37,7 +37,7 @@ from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.teacher_forcing import EpisodeScores
 from rl4lms_like.rewards.call import TokenRewards
 from rl4lms_like.rollouts.after_rollout import engine_gaps, update_sampler
-from rl4lms_like.rollouts.ahead import DrawnBatch, NextRollout
+from rl4lms_like.rollouts.ahead import DrawnBatch, NextRollouts
 from rl4lms_like.rollouts.buffer import EpisodeBuffer
 from rl4lms_like.rollouts.kl import KLController
 from rl4lms_like.rollouts.play_dialogues import play_dialogues, prompt_rows_within
@@ -106,7 +106,7 @@ class RolloutCollector:
         ranks: the processes that generate the episodes of a rollout together; `env` has those of this process.
 
     Attributes:
-        next_rollout: generation batches of the next rollout that an engine generates during the update on this one.
+        next_rollouts: generation batches of the next rollouts that an engine generates during updates.
         episode_infos: total reward, length and sample of each episode of the last rollout.
 
     Raises:
@@ -136,12 +136,12 @@ class RolloutCollector:
 
         self._replay: RolloutSource | None = None
         self._recorder: RolloutRecorder | None = None
-        self.next_rollout = NextRollout(self)
+        self.next_rollouts = NextRollouts(self)
         self.use(env)
 
     def use(self, env: VecEnv) -> None:
         """Use this environment from now on."""
-        self.next_rollout.forget()  # its prompts are those of the environment before
+        self.next_rollouts.forget()  # its prompts are those of the environment before
         self.env = env
         self.traits = EnvTraits.of(env)
         (layout,) = env.get_attr("layout", [0])
@@ -285,7 +285,7 @@ class RolloutCollector:
         # The prompt sampler learns from this rollout before the prompts of the next one are drawn.
         info |= update_sampler(rollout, self.env)
         if updates_policy and self.generates_ahead:
-            self.next_rollout.start(n_batches=len(rollout.generated))
+            self.next_rollouts.start(n_batches=len(rollout.generated))
         return info | {f"time/{name}": seconds for name, seconds in self._seconds.items()}
 
     def _bootstrap_values(self, episodes: EpisodeBatch) -> Tensor | None:
@@ -312,6 +312,7 @@ class RolloutCollector:
         size = n_tokens if n_episodes is None else n_episodes
         n_generated = 0
         n_kept = 0
+        self.next_rollouts.begin()
         while n_kept < size:
             if factor is not None and n_generated >= factor * size:
                 break
@@ -334,7 +335,7 @@ class RolloutCollector:
                 batch = batch.select(range(n_episodes - n_kept))
             kept.append(batch)
             n_kept += batch.episodes.n_tokens if n_episodes is None else batch.episodes.n_episodes
-        self.next_rollout.drop_rest()
+        self.next_rollouts.drop_rest()
 
         # If all groups were left out, the last batch stays: an update needs a rollout.
         if not kept:
@@ -357,15 +358,17 @@ class RolloutCollector:
 
     def generation_batch(self) -> RolloutBatch:
         """Generate and play an episode in each environment of all processes."""
-        self.policy.engine.prepare(self.policy)
+        # Responses that were generated ahead need no new weights, for which the engine would have to finish the others.
+        if not self.next_rollouts.has_responses:
+            self.policy.engine.prepare(self.policy)
         with self.policy.gathered():
             return RolloutBatch.joined(self.ranks.gather_from(self._batch_of_this_process))
 
     def _batch_of_this_process(self) -> RolloutBatch:
         """Generate and play an episode in each environment of this process."""
-        drawn = self.next_rollout.pop() or self.draw_prompts()
+        drawn = self.next_rollouts.pop() or self.draw_prompts()
 
-        # Responses: sampled now, or by the engine during the update before this rollout.
+        # Responses: sampled now, or by the engine during an update before this rollout.
         with self._timed("generate_s"):
             with blame_memory_errors_on("generation"):
                 if isinstance(self.env, DialogueVecEnv):
@@ -380,7 +383,7 @@ class RolloutCollector:
                     self.policy.engine.check_ids(episodes, self.policy.vocab_size)
                     episodes = episodes.to(self.policy.device)
                     if episodes.behavior_log_prob is None:
-                        raise EngineError("the engine returned no log-probs of its responses, which ahead: 1 needs")
+                        raise EngineError("the engine returned no log-probs of its responses, which ahead needs")
             # The episodes of a group share a prompt: `group_ids` compares their rewards, `prompt_rows` lets passes over
             # them compute the prompt once.
             if self.options.group_size > 1:
@@ -530,7 +533,7 @@ class RolloutCollector:
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that changes during a run; `next_rollout` has its own in a checkpoint."""
+        """Return the state that changes during a run; `next_rollouts` have their own in a checkpoint."""
         return {
             "seeds": self.seeds.state_dict(),
             "kl": self.kl.state_dict(),

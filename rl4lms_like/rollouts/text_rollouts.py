@@ -141,11 +141,8 @@ class TextRollouts(_Mixin):
         if self.ranks.size > 1 and not is_of_this_library:
             return f"{name} sums no gradients over processes: use an algorithm of this library, or one process"
 
-        if generates_ahead(policy_kwargs):
-            if not self.learns_off_policy:
-                return f"{name} cannot correct for rollouts of older weights: remove ahead from the engine"
-            if self.ranks.size > 1:
-                return "an engine generates ahead for a single process only: remove ahead"
+        if generates_ahead(policy_kwargs) and not self.learns_off_policy:
+            return f"{name} cannot correct for rollouts of older weights: remove ahead from the engine"
         return None
 
     @property

@@ -46,6 +46,7 @@ STATEFUL_SPLIT = "dpo_with_dropout_and_split_weights"
 STATEFUL_FSDP = "stateful_fsdp"
 STATEFUL_ADAPTERS = "stateful_adapters"
 DIALOGUES = "dialogues"
+STATEFUL_AHEAD = "stateful_ahead"
 ENGINE_WITH_ADAPTERS = "fsdp_engine_with_adapters"
 ENGINE_OF_ADAPTERS = "fsdp_engine_of_adapters"
 MERGED_ON_SAVE = "fsdp_ppo_with_adapters_t5"
@@ -56,6 +57,7 @@ CHECKPOINTS = {
     STATEFUL_OFFLINE: "checkpoint-3",
     STATEFUL_SPLIT: "checkpoint-3",
     DIALOGUES: "iteration_00002",
+    STATEFUL_AHEAD: "iteration_00002",
 }
 """Runs whose processes draw numbers of their own -> checkpoint from which a copy is resumed."""
 
@@ -105,6 +107,8 @@ SMALL_STEPS = {"alg.args.critic_learning_rate": 1e-4}
 """For a critic that diverges with the learning rate of the others: a change of its weights in the last bit would grow
 to 1e-5 to 1e-3, also in one process."""
 SEQ2SEQ = {"alg.policy.id": "seq2seq_lm_actor_critic_policy"}
+
+AHEAD = {**GROUPS, "alg.id": "grpo", "datapool.sampler": {"id": "difficulty"}, f"{POLICY}.engine.ahead": 1}
 
 ADAPTERS = {
     f"{POLICY}.peft": {"target_modules": "all-linear"},
@@ -234,6 +238,11 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "engine": ("gpt2", {**GROUPS, "alg.id": "grpo", "alg.args.importance_correction": "tis"}),
+    "engine_ahead": ("gpt2", AHEAD),
+    "fsdp_engine_ahead": (
+        "gpt2",
+        {**AHEAD, **FSDP, f"{POLICY}.engine.ahead": 2, "train_evaluation.n_iters": 4},
+    ),
 }
 """Name -> family of the model, and changes of `BASE`."""
 SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -288,7 +297,10 @@ SPLIT_ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The same, of runs that split the weights of networks with adapters, for `test_split_adapters.py`."""
-OF_ENGINE = ("engine", "fsdp_grpo", ENGINE_WITH_ADAPTERS, ENGINE_OF_ADAPTERS)
+OF_ENGINE = (
+    *("engine", "engine_ahead", "fsdp_engine_ahead", STATEFUL_AHEAD),
+    *("fsdp_grpo", ENGINE_WITH_ADAPTERS, ENGINE_OF_ADAPTERS),
+)
 """Cells whose responses come from a server."""
 BFLOAT16 = "fsdp_bfloat16"
 """Cell of a single, small step."""
@@ -402,6 +414,13 @@ def config_of(cell: str, models: Path) -> Any:
             "env.args.max_episode_length": 40,
             "env.dialogue": {"id": "tests.dialogues:Chatter", "max_turns": 4, "max_turn_length": 6},
         },
+        STATEFUL_AHEAD: {
+            **stateful,
+            **AHEAD,
+            "alg.args": {"learning_rate": 1e-3, "group_size": 3, "n_episodes": 2 * N_ENVS},
+            f"{POLICY}.engine.ahead": 2,
+            "train_evaluation.n_iters": 5,
+        },
         STATEFUL_ADAPTERS: {**stateful, **FSDP, **SEPARATE, f"{POLICY}.peft": {"r": 4}},
         BFLOAT16: {**FSDP, f"{POLICY}.dtype": "bfloat16", "alg.args.learning_rate": 1e-7, "alg.args.n_epochs": 1},
     }
@@ -489,14 +508,16 @@ def sample_by_episode(run: AssembledRun) -> None:
     policy, ranks, collector = run.policy, run.ranks, run.algorithm.collector
     generate = policy.generate
 
+    def seeds_of(n_batches: int, n_episodes: int) -> list[int]:
+        first = ranks.rank * n_episodes
+        return [derived_seed(n_batches, "episode", first + row) for row in range(n_episodes)]
+
     def by_episode(ids: Any, mask: Any, *, generation_kwargs: Any = None, **options: Any) -> EpisodeBatch:
         if "max_new_tokens" not in options:  # an evaluation, which has the same batches in any number of processes
             return generate(ids, mask, generation_kwargs=generation_kwargs, **options)
         n_batches = collector.seeds.drawn  # also counts those before the checkpoint of a resumed run
-        first = ranks.rank * len(ids)
-        seeds = [derived_seed(n_batches, "episode", first + row) for row in range(len(ids))]
         rows = []
-        for i, seed in enumerate(seeds):
+        for i, seed in enumerate(seeds_of(n_batches, len(ids))):
             of_row = {**options, "seed": seed}
             if "pictures" in options:
                 of_row["pictures"] = options["pictures"][i : i + 1]
@@ -504,6 +525,31 @@ def sample_by_episode(run: AssembledRun) -> None:
         return EpisodeBatch.concatenated([replace(row, group_ids=None, prompt_rows=None) for row in rows])
 
     policy.generate = by_episode
+
+    # What an engine generates ahead: several batches are drawn at once.
+    engine = policy.engine
+    generate_with_engine = engine.generate
+    start = engine.generate_in_background
+
+    def in_background(calls: Any) -> Any:
+        first = collector.seeds.drawn - len(calls) + 1
+        return start(
+            [
+                (ids, mask, {**options, "seed": seeds_of(n_batches, len(ids))})
+                for n_batches, (ids, mask, options) in enumerate(calls, first)
+            ]
+        )
+
+    def row_by_row(ids: Any, mask: Any, *, seed: Any, **options: Any) -> EpisodeBatch:
+        if not isinstance(seed, list):
+            return generate_with_engine(ids, mask, seed=seed, **options)
+        rows = []
+        for i, of_row in enumerate(seed):
+            rows.append(generate_with_engine(ids[i : i + 1], mask[i : i + 1], seed=of_row, **options))
+        return EpisodeBatch.concatenated(rows)
+
+    engine.generate_in_background = in_background
+    engine.generate = row_by_row
 
 
 @contextmanager

@@ -63,6 +63,7 @@ CHANGES = {
         f"{POLICY}.engine": {"id": "vllm", "args": {"url": "http://127.0.0.1:1", "sync": "transfer"}},
     },
     "`policy.args.engine: {id: vllm, ahead: 1}`": {f"{POLICY}.engine": {**VLLM, "ahead": 1}},
+    "`policy.args.engine: {id: vllm, ahead: 2}`": {f"{POLICY}.engine": {**VLLM, "ahead": 2}},
     "`policy.args.engine: {id: sglang}`": {f"{POLICY}.engine": SGLANG},
     "the same with `sync: adapters`": {
         f"{POLICY}.engine": {**SGLANG, "args": {**VLLM["args"], "sync": "adapters"}},

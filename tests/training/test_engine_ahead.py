@@ -1,31 +1,37 @@
-"""Rollouts that an engine generates during the update before them."""
+"""Rollouts that an engine generates during the updates before them."""
 
 from __future__ import annotations
 
 import copy
 import json
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import stable_baselines3
 import torch
 
 from rl4lms_like.config.load import parse_config
-from rl4lms_like.config.settings import check_ranks
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
+from rl4lms_like.core.sample import Sample
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
-from rl4lms_like.rollouts.ahead import AheadBatches, DrawnBatch, restored_responses
+from rl4lms_like.policies.policy_engine import PolicyEngine
+from rl4lms_like.rollouts.ahead import AheadRollout, DrawnBatch, ahead_state, finished, saved_episodes
 from rl4lms_like.rollouts.collector import RolloutCollector
 from rl4lms_like.rollouts.text_rollouts import RunHooks, with_text_rollouts
 from rl4lms_like.run import resume
 from rl4lms_like.system.errors import CheckpointError, EngineError, RL4LMsLikeError
+from rl4lms_like.system.ranks import Ranks
 from tests.config_errors import raises_at
 from tests.configs import run_blocks
 from tests.engines.constant import Constant
+from tests.engines.weight_versions import WeightVersions
 from tests.training.resuming.test_interruption import After, at_call, at_minibatch, stopped
 from tests.training.test_engine_runs import ENGINE, VLLM, config, lines, run, server  # noqa: F401
 
@@ -35,9 +41,13 @@ AHEAD = f"{ENGINE}.ahead"
 @pytest.mark.parametrize(
     ("path", "changes"),
     [
-        (AHEAD, {AHEAD: 2}),
+        (AHEAD, {AHEAD: -1}),
+        (AHEAD, {AHEAD: 1.5}),
         (AHEAD, {ENGINE: {"id": "transformers", "ahead": 1}}),
         (AHEAD, {"alg.id": "trpo", "alg.args": {}}),
+        (AHEAD, {AHEAD: 2, "alg.id": "trpo", "alg.args": {}}),
+        (AHEAD, {AHEAD: 2, "alg.id": "online_dpo", "alg.args": {"group_size": 5}}),
+        ("alg.args.importance_correction", {AHEAD: 2, "alg.args.importance_correction": "none"}),
         (AHEAD, {"alg.id": "online_dpo", "alg.args": {"group_size": 5}}),
         (AHEAD, {"env.vec_env": "dummy"}),
         (AHEAD, {"train_evaluation.replay": "run"}),
@@ -52,11 +62,7 @@ def test_what_cannot_generate_ahead_is_refused(path, changes):
         parse_config(blocks, issues=issues)
 
 
-def test_several_processes_and_other_libraries_cannot_generate_ahead():
-    blocks = run_blocks()
-    blocks["alg"]["policy"]["args"]["engine"] = {**VLLM, "ahead": 1}
-    with raises_at(AHEAD):
-        check_ranks(parse_config(blocks), 2)
+def test_algorithms_of_other_libraries_cannot_generate_ahead():
     policy = {"model_name": "gpt2", "engine": {"id": f"{__name__}:Waiting", "ahead": 1}}
     with pytest.raises(RL4LMsLikeError, match="ahead"):
         with_text_rollouts(stable_baselines3.A2C)(CausalLMActorCriticPolicy, None, policy_kwargs=policy)
@@ -105,14 +111,59 @@ def test_rollouts_that_are_generated_ahead_are_corrected_by_default(id, tiny_con
 
 
 def test_responses_that_take_too_long_are_generated_again_by_a_resumed_run(caplog):
-    batches = [DrawnBatch((), torch.ones(1, 1), torch.ones(1, 1), seed, Future()) for seed in (1, 2)]
     mask = torch.ones(1, 3).bool()
-    batches[0].responses.set_result(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
+    generated = finished(EpisodeBatch(mask.long(), mask, mask.long(), mask, mask[:, 0]))
+    samples = [Sample("a", "?")]
+    batches = [DrawnBatch(samples, mask.long(), mask, seed, of) for seed, of in ((1, generated), (2, Future()))]
     with caplog.at_level("WARNING"):
-        numbers, tensors = AheadBatches({"position": 3}, tuple(batches)).state(timeout=0.01)
+        numbers, tensors = ahead_state([AheadRollout({"position": 3}, tuple(batches))], Ranks(), timeout=0.01)
     assert [batch["seed"] for batch in numbers["batches"]] == [1, 2] and "0.01 s" in caplog.text
-    assert restored_responses(0, tensors).result().response_ids.tolist() == [[1, 1, 1]]
-    assert restored_responses(1, tensors) is None
+    assert saved_episodes(0, tensors).response_ids.tolist() == [[1, 1, 1]]
+    assert saved_episodes(1, tensors) is None
+
+
+class Waits(Ranks):
+    """One of two processes, which are threads here; its exchanges wait for the other."""
+
+    size = 2
+    both = threading.Barrier(2)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def any(self, flag: bool) -> bool:
+        self.both.wait(20)
+        return flag
+
+    def from_main(self, work):
+        result = work() if self.is_main else None
+        self.both.wait(20)
+        return result
+
+
+def test_weights_are_passed_on_after_the_responses_of_all_processes():
+    order = []
+
+    class Slow(Constant):
+        def generate(self, *args, **arguments):
+            time.sleep(0.2)
+            order.append("generated")
+            return super().generate(*args, **arguments)
+
+        def update(self, policy):
+            order.append("updated")
+
+    prompts = torch.ones(1, 1).long()
+    engines = [PolicyEngine(Slow(7), is_ahead=True) for _ in range(2)]
+    for rank, engine in enumerate(engines):
+        engine.share(Waits(rank))
+    engines[1].generate_in_background([(prompts, prompts, {})])  # those of the main process are finished
+    policy = SimpleNamespace(led_by_main=nullcontext)
+    other = threading.Thread(target=engines[1].pass_on, args=(policy,))
+    other.start()
+    engines[0].pass_on(policy)
+    other.join()
+    assert order == ["generated", "updated"]
 
 
 def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
@@ -120,13 +171,14 @@ def test_saved_responses_need_the_prompts_that_the_sampler_draws(tiny_config):
     tiny_config["alg"]["policy"]["args"]["engine"] = {"id": f"{__name__}:Waiting", "ahead": 1}
     built = assemble(parse_config(tiny_config))
     built.algorithm.learn_iteration(0, 2, RunHooks(on_step=built.policy.engine.external.in_update.set))
-    collector = built.algorithm.collector
-    numbers, tensors = collector.next_rollout.for_checkpoint.state()
-    collector.next_rollout.load(numbers, tensors)
-    assert collector.next_rollout.for_checkpoint.state()[0] == numbers
+    next_rollouts = built.algorithm.collector.next_rollouts
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
+    assert numbers.keys() == {"sampler", "batches"} and "0.response_ids" in tensors, "the format of earlier versions"
+    next_rollouts.load(numbers, tensors)
+    assert ahead_state(next_rollouts.for_checkpoint, Ranks())[0] == numbers
     numbers["batches"][0]["sample_ids"][0] = "another"
     with pytest.raises(CheckpointError):
-        collector.next_rollout.load(numbers, tensors)
+        next_rollouts.load(numbers, tensors)
 
 
 class Unreliable(Constant):
@@ -163,12 +215,39 @@ def test_prompts_of_batches_that_a_rollout_did_not_need_are_drawn_again(tiny_con
     engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": 1}
     tiny_config["alg"]["policy"]["args"]["engine"] = engine
     built = assemble(parse_config(tiny_config))
-    sampler, next_rollout = built.env.envs[0].sampler, built.algorithm.collector.next_rollout
-    next_rollout.start(n_batches=3)
+    sampler, next_rollouts = built.env.envs[0].sampler, built.algorithm.collector.next_rollouts
+    next_rollouts.start(n_batches=3)
     assert sampler.n_drawn == 12
-    next_rollout.pop()
-    next_rollout.drop_rest()
+    next_rollouts.begin()
+    next_rollouts.pop()
+    next_rollouts.drop_rest()
     assert sampler.n_drawn == 4
+
+
+@pytest.mark.parametrize("n_ahead", [1, 2, 3])
+def test_a_restored_queue_is_the_saved_one(n_ahead, tiny_config):
+    tiny_config["env"]["n_envs"], tiny_config["alg"]["args"]["n_steps"] = 4, 6  # two batches
+    tiny_config["datapool"]["sampler"] = {"id": "shuffled"}
+    engine = {"id": "tests.engines.constant:Constant", "args": {"token": 7}, "ahead": n_ahead}
+    tiny_config["alg"]["policy"]["args"]["engine"] = engine
+    built = assemble(parse_config(tiny_config))
+    sampler, next_rollouts = built.env.envs[0].sampler, built.algorithm.collector.next_rollouts
+    for iteration in range(2):
+        built.algorithm.learn_iteration(iteration, 2)
+    numbers, tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
+    assert len(numbers.get("later", [])) == n_ahead - 1
+
+    n_drawn = sampler.n_drawn
+    next_rollouts.load(numbers, tensors)
+    assert sampler.n_drawn == n_drawn == (2 + n_ahead) * 8
+    same_numbers, same_tensors = ahead_state(next_rollouts.for_checkpoint, Ranks())
+    assert same_numbers == numbers and same_tensors.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in same_tensors.items())
+
+    # Prompts of batches that are not needed are put back only if none were drawn after them.
+    next_rollouts.begin()
+    next_rollouts.drop_rest()
+    assert sampler.n_drawn == (n_drawn - 8 if n_ahead == 1 else n_drawn)
 
 
 @pytest.fixture
@@ -181,10 +260,30 @@ def ahead(config):  # noqa: F811
     return config
 
 
-@pytest.mark.parametrize(("sampler", "size"), [("difficulty", {"n_steps": 10}), ("shuffled", {"n_episodes": 8})])
-def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(sampler, size, ahead, tmp_path):
+@pytest.mark.parametrize(("n_ahead", "expected"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1])])
+def test_a_rollout_is_of_the_weights_that_many_updates_before(n_ahead, expected, ahead):
+    ahead["alg"]["policy"]["args"]["engine"]["ahead"] = n_ahead
+    ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, "n_episodes": 8}
+    built = assemble(parse_config(ahead))
+    policy, buffer = built.policy.policy_model, built.algorithm.rollout_buffer
+    versions = WeightVersions()
+    hooks = RunHooks(on_rollout_end=lambda: versions.add_rollout(policy, buffer.episodes))
+    for iteration in range(5):
+        built.algorithm.learn_iteration(iteration, 5, hooks)
+    assert versions.of_rollouts == expected
+
+
+@pytest.mark.parametrize(
+    ("sampler", "size", "n_ahead"),
+    [("difficulty", {"n_steps": 10}, 1), ("shuffled", {"n_episodes": 8}, 1), ("difficulty", {"n_steps": 10}, 2)],
+)
+def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_one(
+    sampler, size, n_ahead, ahead, tmp_path
+):
+    ahead["alg"]["policy"]["args"]["engine"]["ahead"] = n_ahead
     ahead["datapool"]["sampler"]["id"] = sampler
     ahead["alg"]["args"] = {"learning_rate": 1e-3, "group_size": 2, **size}
+    n_iters = ahead["train_evaluation"]["n_iters"] = 2 + n_ahead
     whole = run(ahead, tmp_path / "whole")
     if sampler == "shuffled":
         n_passes = [line["rollout_info/sampler/n_passes"] for line in lines(whole / "rollout_info.jsonl")]
@@ -196,7 +295,7 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     assert all(line["train/ratio_gap"] < 1e-5 for line in updates)
 
     in_scoring = partial(at_call, owner=RolloutCollector, name="score")
-    for n, where in {3: at_minibatch, 4: lambda patch, act: in_scoring(patch, act=act)}.items():
+    for n, where in {3: at_minibatch, 4 * n_ahead: lambda patch, act: in_scoring(patch, act=act)}.items():
         folder = stopped(ahead, tmp_path / f"stopped_{n}", where, After(n))
         assert any(path.name.startswith("interrupted_") for path in (folder / "checkpoints").iterdir())
         assert without_times(resume(folder, quiet=True)) == without_times(whole)
@@ -204,13 +303,15 @@ def test_older_weights_are_corrected_and_a_resumed_run_equals_the_uninterrupted_
     shorter = copy.deepcopy(ahead)
     shorter["train_evaluation"]["n_iters"] = 2
     folder = run(shorter, tmp_path / "shorter")
-    assert without_times(resume(folder, overrides=["train_evaluation.n_iters=3"], quiet=True)) == without_times(whole)
+    resumed = resume(folder, overrides=[f"train_evaluation.n_iters={n_iters}"], quiet=True)
+    assert without_times(resumed) == without_times(whole)
 
 
 def without_times(folder):
-    """The rollouts of a run, and its last texts."""
+    """The rollouts of a run, its last texts, and its weights."""
     rollouts = [
         {key: value for key, value in line.items() if not key.endswith("_s") and "time" not in key}
         for line in lines(folder / "rollout_info.jsonl")
     ]
-    return rollouts, json.loads((folder / "epoch_3_test_split_predictions.json").read_text())
+    texts = json.loads((folder / f"epoch_{len(rollouts)}_test_split_predictions.json").read_text())
+    return rollouts, texts, (folder / "model" / "model.safetensors").read_bytes()
