@@ -20,7 +20,7 @@ tensors that it would keep for the backward pass, so the estimate needs no table
     quantized      of linear layers with `quantization`: the stored bytes of each weight and its scales, in every part
                    above; and 4 for each weight of the largest one, which is dequantized for a product
     loading        with `quantization`: 4 per parameter of a model, which is read in float32 and then quantized, and the
-                   quantized weights of those before it; split weights: the parts, and the whole policy once
+                   quantized weights of those before it
     merged weights 4 per weight of a linear layer with adapters, of policy and critic (`speedups.merged_adapters`)
     bfloat16       2 for each weight of a linear layer: of the reference with `reference_dtype`, and in the rollout of
                    the policy, output layer included, with `generation_dtype`
@@ -268,11 +268,8 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
         "merged weights": 0 if is_split else FLOAT * _n_merged(policy, critic.network),
     }
 
-    # On a CPU, models are quantized where they are used. The checks of log-probs gather a split policy once, also if
-    # an engine generates.
+    # On a CPU, models are quantized where they are used.
     loading = _loading(loaded, always["process"]) if device == "cpu" else 0
-    if is_split:
-        loading = max(loading, sum(always.values()) + policy.size)
 
     def of_responses(*, shortest: bool) -> MemoryEstimate:
         """Return the estimate for responses of one length."""

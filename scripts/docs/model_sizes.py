@@ -168,11 +168,13 @@ def estimates(setups: Sequence[Setup] = SETUPS) -> list[tuple[MemoryEstimate, in
             config = config_of(setup, models)
             estimate = estimate_memory(config, setup.processes, gpu_bytes=GPU_BYTES)
 
-            # Each process reads the networks whole and in float32; adapters share one base.
+            # Each process reads the networks in float32, its rows of them if they are split, else all; adapters share
+            # one base.
             n_networks = 1
             if config.alg.kl_div.coeff > 0 and config.alg.policy.args.get("peft") is None:
                 n_networks = 2
-            loading = 4 * estimate.n_parameters * n_networks * setup.processes_per_machine
+            n_parts = setup.processes if config.distributed.strategy == "fsdp" else 1
+            loading = 4 * estimate.n_parameters * n_networks * setup.processes_per_machine // n_parts
             results.append((estimate, loading))
     return results
 
@@ -205,7 +207,7 @@ def _written(key: str, value: Any) -> str:
 
 def _largest_part(estimate: MemoryEstimate) -> str:
     """Return in which part of the run the peak is."""
-    peaks = {"the start": estimate.loading, "the update": estimate.update, "the rollout": estimate.rollout}
+    peaks = {"the update": estimate.update, "the rollout": estimate.rollout}
     return max(peaks, key=lambda part: peaks[part])
 
 
