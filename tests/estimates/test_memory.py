@@ -122,7 +122,6 @@ def test_processes_split_the_weights_but_not_those_of_a_generation(family):
         with_engine = parse_config({**run, "distributed": {"strategy": "fsdp"}})
         of_engine = estimate_memory(with_engine, 2)
         assert of_engine.parts["gathered policy"] == of_engine.parts["KV cache"] == 0
-        assert of_engine.rollout < split.rollout
         del run["alg"]["policy"]["args"]["engine"]
     assert (
         split.parts["KV cache"] == whole.parts["KV cache"] == estimate_memory(parse_config(run)).parts["KV cache"] / 2
