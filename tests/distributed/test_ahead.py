@@ -145,7 +145,7 @@ def test_a_rollout_is_of_the_weights_two_updates_before(runs):
         assert json.loads((runs / f"whole/versions.{rank}.json").read_text()) == [0, 0, 0, 1, 2]
 
 
-@pytest.mark.parametrize(("name", "n_completed"), zip(STOPPED, (0, 2, 3), strict=True))
+@pytest.mark.parametrize(("name", "n_completed"), list(zip(STOPPED, (0, 2, 3), strict=True)))
 def test_a_run_that_was_interrupted_equals_the_uninterrupted_one(name, n_completed, runs):
     assert (runs / f"{name}.txt").read_text() == f"interrupted_{n_completed:05}"
     for rank in range(2):
