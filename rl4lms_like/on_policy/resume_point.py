@@ -413,7 +413,8 @@ class ResumePoint:
 
         # A second Ctrl-C means: end now, save nothing. It may also come while the state is collected or written.
         try:
-            if self._ahead and self._is_resumable and not self.is_saved and self.interruption.requests <= 1:
+            is_written = self.schedule.save_model and self._is_resumable and not self.is_saved
+            if self._ahead and is_written and self.interruption.requests <= 1:
                 self._add_ahead(*self._ahead_at_end(ends_together))
             with self._led_by_main():
                 if self.run.ranks.is_main and self.interruption.requests <= 1:

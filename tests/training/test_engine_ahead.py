@@ -19,6 +19,7 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.core.episodes import EpisodeBatch
 from rl4lms_like.core.sample import Sample
+from rl4lms_like.on_policy import resume_point
 from rl4lms_like.on_policy.assemble import assemble
 from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.policies.policy_engine import PolicyEngine
@@ -258,6 +259,14 @@ def ahead(config):  # noqa: F811
     config["env"]["n_envs"], config["reward_fn"] = 4, {"id": "tests.builders:LowTokens"}
     config["train_evaluation"] |= {"eval_every": 1, "save_every": 2}
     return config
+
+
+def test_a_run_that_saves_nothing_does_not_wait_for_responses(ahead, tmp_path, monkeypatch):
+    ahead["train_evaluation"]["save_model"] = False
+    del ahead["train_evaluation"]["save_every"]
+    monkeypatch.setattr(resume_point, "ahead_state", lambda *_: pytest.fail("nothing is saved"))
+    folder = stopped(ahead, tmp_path, at_minibatch, After(1))
+    assert "saves nothing" in (folder / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(("n_ahead", "expected"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (3, [0, 0, 0, 0, 1])])
