@@ -830,8 +830,8 @@ class LMActorCriticPolicy(BasePolicy):
         reference = self.ref_model if self._updates_reference else None  # a fixed one is in no checkpoint
         networks = (self.policy_model, self.value_model, self.value_head, reference)
         modules = [network for network in networks if network is not None]
-        own_works = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
-        return led_by_main(modules, self.optimizer if with_optimizer else None, own_works | dict(works or {}))
+        works_of_policy = {_PASS: self._take_part_in_pass, _FINGERPRINT: self._summed_bits}
+        return led_by_main(modules, self.optimizer if with_optimizer else None, works_of_policy | dict(works or {}))
 
     def _take_part_in_pass(self) -> None:
         """Make a pass of the language model without episodes of this process."""

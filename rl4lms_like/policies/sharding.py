@@ -143,9 +143,9 @@ def _own_rows(split: Any, unread: UnreadTensor) -> Tensor:
     # The numbers of the rows are distributed as the rows themselves. There may be none: of 3 rows, the fourth process
     # has none.
     numbers = torch.arange(split.shape[0], device=split.device_mesh.device_type)
-    own = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
-    start, end = (int(own[0]), int(own[-1]) + 1) if len(own) else (0, 0)
-    rows = unread.rows(start, end).to(own.device)
+    here = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
+    start, end = (int(here[0]), int(here[-1]) + 1) if len(here) else (0, 0)
+    rows = unread.rows(start, end).to(here.device)
     layout = {"run_check": False, "shape": split.shape, "stride": split.stride()}
     return DTensor.from_local(rows, split.device_mesh, split.placements, **layout)
 

@@ -265,8 +265,8 @@ class NextRollouts:
             return episodes
 
         # In the width of all: that of the whole rollout does not depend on whether the run was resumed.
-        own = episodes.select(range(first, first + size))
-        return own.widened(episodes.prompt_ids.shape[1], episodes.response_ids.shape[1])
+        part = episodes.select(range(first, first + size))
+        return part.widened(episodes.prompt_ids.shape[1], episodes.response_ids.shape[1])
 
 
 def saved_episodes(index: int, tensors: Mapping[str, Tensor]) -> EpisodeBatch | None:

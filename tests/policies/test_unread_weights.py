@@ -30,15 +30,15 @@ def loaded(folder: Path, *, unread: bool):
 def values(model) -> dict[str, torch.Tensor]:
     """Return all weights and buffers, tied ones under each name, after reading those that are not read."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    found = {}
+    read = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, UnreadTensor):
             # As two processes would read it.
             half = (len(tensor) + 1) // 2
-            found[name] = torch.cat([tensor.rows(0, half), tensor.rows(half, len(tensor))])
+            read[name] = torch.cat([tensor.rows(0, half), tensor.rows(half, len(tensor))])
         else:
-            found[name] = tensor.detach()
-    return found
+            read[name] = tensor.detach()
+    return read
 
 
 def assert_same(model, whole) -> None:
