@@ -45,7 +45,7 @@ from benchmarks.grpo_real import with_an_end_that_is_never_sampled
 from benchmarks.ppo_iteration import RESULTS, console, machine
 from benchmarks.vllm_server import served
 from benchmarks.vllm_training import free_port
-from benchmarks.workers import ROOT, SYSTEMS, System, WorkerError, running
+from benchmarks.workers import ROOT, SYSTEMS, WorkerError, running
 from benchmarks.workload import Shape
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.testing.models import make_word_tokenizer
@@ -468,10 +468,8 @@ def measure_trl(work: Work, folder: Path, *, vllm: bool, creates: bool) -> dict[
         job["vllm"] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.33}
     with tempfile.TemporaryDirectory(dir=folder) as model:
         with_an_end_that_is_never_sampled(folder / "model", Path(model))
-        name = f"{TRL}_on_gpu"
-        SYSTEMS[name] = System(TRL, requirements)
         try:
-            with running([name], shape, seed=0, threads=1, model=Path(model), **job) as (worker,):
+            with running([TRL], shape, seed=0, threads=1, model=Path(model), **job) as (worker,):
                 iterations = [worker.run_iteration() for _ in range(work.n_iters)]
         except WorkerError as error:
             raise EntryError(f"failed: {str(error).splitlines()[-1][:200]}") from error
