@@ -99,6 +99,17 @@ def test_what_cannot_fit_is_reported_with_the_smallest(blocks):
     assert "nproc_per_node 8" in line
 
 
+def test_a_run_with_split_weights_needs_only_more_processes(blocks):
+    config = parse_config(blocks | {"distributed": {"strategy": "fsdp"}})
+    enough = estimate_memory(config, 8, gpu_bytes=1).upper
+
+    def estimate_of(changed, n_processes):
+        return estimate_memory(changed, n_processes, gpu_bytes=enough if n_processes == 8 else 1)
+
+    line = advice(config, estimate_of(config, 1), estimate_of)
+    assert line.startswith("cheapest change that fits: on 8 GPUs (torchrun --nproc_per_node 8): ")
+
+
 def test_a_change_that_the_config_refuses_is_not_tried(blocks):
     blocks["alg"]["policy"]["args"]["compile"] = True  # not with split weights, nor with a quantized base
     config = parse_config(blocks)
