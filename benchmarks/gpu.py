@@ -1,4 +1,4 @@
-"""Tokens per second, MFU and peak memory of full runs on a GPU, in under ten minutes; next to TRL.
+"""Tokens per second, MFU and peak memory of full runs on a GPU, in about ten minutes; next to TRL.
 
     sh benchmarks/gpu.sh                           makes what is missing, then runs all entries
     python -m benchmarks.gpu                       the same without TRL's environment
@@ -8,7 +8,7 @@
 The model is a Llama with the shapes of Qwen2.5-0.5B and random weights, and all responses have full length. Each entry
 is a run from a config, in a process of its own or one for each GPU; the time of an iteration is the median over all but
 the first. An entry whose packages are missing is skipped with a line, and so are all that would start after
-`--minutes`.
+`--minutes`; those of this library are ended after `--limit_s`.
 
     tokens/s    RL: response tokens; on given texts: all tokens, without padding
     MFU         floating-point operations that the model needs for an iteration, per second, relative to the peak of
@@ -28,13 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 import torch
 import yaml
@@ -45,7 +45,7 @@ from benchmarks.grpo_real import with_an_end_that_is_never_sampled
 from benchmarks.ppo_iteration import RESULTS, console, machine
 from benchmarks.vllm_server import served
 from benchmarks.vllm_training import free_port
-from benchmarks.workers import ROOT, SYSTEMS, System, WorkerError, running
+from benchmarks.workers import ROOT, SYSTEMS, WorkerError, running
 from benchmarks.workload import Shape
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.testing.models import make_word_tokenizer
@@ -382,7 +382,8 @@ def measure(entry: Entry, work: Work, folder: Path, limit_s: float) -> dict[str,
     with tempfile.TemporaryDirectory(dir=folder) as results, ExitStack() as stack:
         url = ""
         if entry.engine:
-            url = stack.enter_context(_vllm(folder, work))
+            log = stack.enter_context((folder / "vllm.log").open("wb"))
+            url = stack.enter_context(_vllm(folder / "model", work, log))
         config = Path(results) / "config.yml"
         config.write_text(yaml.safe_dump(config_of(entry, work, folder, url=url)))
 
@@ -426,12 +427,11 @@ def _run(command: Sequence[str], limit_s: float) -> None:
             raise EntryError(f"failed: {lines[-1][:200]}")
 
 
-def _vllm(folder: Path, work: Work) -> Any:
+def _vllm(model: Path, work: Work, log: IO[bytes]) -> AbstractContextManager[str]:
     """Return the context of a vLLM server of this interpreter that has a third of the GPU's memory."""
     length = str(work.prompt_len + work.response_len + 1)
     more = ("--gpu-memory-utilization", "0.33", "--max-model-len", length, "--dtype", work.dtype)
-    log = (folder / "vllm.log").open("wb")
-    return served(folder / "model", free_port(), log, more=more, python=sys.executable)
+    return served(model, free_port(), log, more=more, python=sys.executable)
 
 
 def measure_trl(work: Work, folder: Path, *, vllm: bool, creates: bool) -> dict[str, Any]:
@@ -468,10 +468,8 @@ def measure_trl(work: Work, folder: Path, *, vllm: bool, creates: bool) -> dict[
         job["vllm"] = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.33}
     with tempfile.TemporaryDirectory(dir=folder) as model:
         with_an_end_that_is_never_sampled(folder / "model", Path(model))
-        name = f"{TRL}_on_gpu"
-        SYSTEMS[name] = System(TRL, requirements)
         try:
-            with running([name], shape, seed=0, threads=1, model=Path(model), **job) as (worker,):
+            with running([TRL], shape, seed=0, threads=1, model=Path(model), **job) as (worker,):
                 iterations = [worker.run_iteration() for _ in range(work.n_iters)]
         except WorkerError as error:
             raise EntryError(f"failed: {str(error).splitlines()[-1][:200]}") from error
@@ -494,7 +492,7 @@ def results_of(
             try:
                 if time.monotonic() > end:
                     raise EntryError(f"skipped: {options.minutes:g} minutes are over")
-                entry = ENTRIES.get(name) or ENTRIES["grpo_lora"]
+                entry = ENTRIES.get(name, ENTRIES["grpo_lora"])
                 if name in OF_TRL:
                     measured = measure_trl(work, folder, vllm=name.endswith("vllm"), creates=options.trl)
                 else:
@@ -502,7 +500,8 @@ def results_of(
             except EntryError as error:
                 yield name, {"note": str(error)}
                 continue
-            available = flops * max(measured["n_devices"] if torch.cuda.is_available() else 1, 1)
+            # Without a GPU, all processes are on one processor.
+            available = flops * (measured["n_devices"] if torch.cuda.is_available() else 1)
             yield (
                 name,
                 {
@@ -534,7 +533,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="tiny work, nothing is kept")
     parser.add_argument("--entries", help="some entries, separated by commas; default: all")
     parser.add_argument("--minutes", type=float, default=8, help="no entry starts later (default %(default)s)")
-    parser.add_argument("--limit_s", type=float, default=100, help="most seconds of an entry (default %(default)s)")
+    parser.add_argument(
+        "--limit_s", type=float, default=100, help="most seconds of an entry of this library (default %(default)s)"
+    )
     parser.add_argument("--trl", action="store_true", help="make TRL's environment if it is not there")
     parser.add_argument("--output", type=Path, help="file of the results; default: benchmarks/results/gpu.json")
     options = parser.parse_args(arguments)

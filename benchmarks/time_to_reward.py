@@ -55,13 +55,12 @@ TASK = {"kl_coef": 0.05, "clip_range": 0.2, "vf_coef": 0.5, "gamma": 1.0, "gae_l
 N_MINIBATCHES = 4
 MODELS = Path("results") / "time_to_reward"
 
-VADER = "vaderSentiment==3.3.*"
 OURS, TRL = ("ours_ppo", "ours_grpo"), ("trl_ppo", "trl_grpo")
 CONTESTANTS = {
     "ours_ppo": System("sentiment_ours", job={"algorithm": "ppo", "critic_learning_rate": 1e-3}),
     "ours_grpo": System("sentiment_ours", job={"algorithm": "grpo"}),
-    "trl_ppo": System("sentiment_trl_ppo", ("trl==1.12.*", VADER), environment="trl-ppo"),
-    "trl_grpo": System("sentiment_trl_grpo", ("trl==1.16.*", "peft", VADER), environment="trl-grpo"),
+    "trl_ppo": System("sentiment_trl_ppo", SYSTEMS["trl_ppo"].requirements, environment="trl-ppo"),
+    "trl_grpo": System("sentiment_trl_grpo", SYSTEMS["trl_grpo"].requirements, environment="trl-grpo"),
 }
 SYSTEMS.update({f"sentiment_{name}": system for name, system in CONTESTANTS.items()})
 

@@ -49,15 +49,17 @@ class System:
     checkout: Path = ROOT
 
 
+# One environment of TRL for all benchmarks with it: VADER's scores are the reward in some of them.
+VADER = "vaderSentiment==3.3.*"
 IN_BFLOAT16 = {"dtype": "bfloat16", "generation_dtype": "float32", "reference_dtype": "bfloat16"}
 SYSTEMS = {
     "ours": System("ours"),
     "ours_grpo": System("ours", job={"algorithm": "grpo"}),
     "ours_bfloat16": System("ours", job={"policy": IN_BFLOAT16}),
-    "trl_ppo": System("trl_ppo", ("trl==1.12.*",)),
+    "trl_ppo": System("trl_ppo", ("trl==1.12.*", VADER)),
     "bare": System("bare"),
     "bare_clip": System("bare", job={"bare_max_grad_norm": 0.5}),
-    "trl_grpo": System("trl_grpo", ("trl==1.16.*", "peft")),
+    "trl_grpo": System("trl_grpo", ("trl==1.16.*", "peft", VADER)),
 }
 
 

@@ -40,18 +40,13 @@ class SentimentGate(IterationGate):
         self._n_tokens = sum(map(len, completion_ids))
         return self._rewards
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report at the end of an iteration, then wait for the next request."""
-        assert self.watch is not None
-        self._done_steps += 1
-        if self._done_steps % self._trainer_steps == 0:
-            self._worker.iteration_done(
-                optimizer_steps=self.watch.optimizer_steps,
-                response_tokens=self._n_tokens,
-                rollout_reward=fmean(self._rewards),
-                save=self.policy.save_pretrained,
-            )
-            self._wait()
+    def _report(self, optimizer_steps: int) -> None:
+        self._worker.iteration_done(
+            optimizer_steps=optimizer_steps,
+            response_tokens=self._n_tokens,
+            rollout_reward=fmean(self._rewards),
+            save=self.policy.save_pretrained,
+        )
 
 
 def make_trainer(worker: Worker, gate: SentimentGate, output_dir: str) -> GRPOTrainer:

@@ -96,18 +96,15 @@ class SentimentGate(IterationGate):
         """Keep TRL's statistics of the iteration."""
         self._logs = logs
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report at the end of an iteration, then wait for the next request."""
-        assert self.watch is not None
+    def _report(self, optimizer_steps: int) -> None:
         reward, tokens = self._reward_model.mean_reward, self._reward_model.response_tokens
         assert abs(self._logs["objective/scores"] - reward) < 1e-4, "TRL trained on other rewards"
         self._worker.iteration_done(
-            optimizer_steps=self.watch.optimizer_steps,
+            optimizer_steps=optimizer_steps,
             response_tokens=tokens,
             rollout_reward=reward,
             save=self.policy.save_pretrained,
         )
-        self._wait()
 
 
 def prompt_dataset(worker: Worker, tokenizer: PreTrainedTokenizerBase) -> tuple[Dataset, int]:

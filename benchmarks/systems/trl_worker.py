@@ -79,7 +79,8 @@ class IterationGate(TrainerCallback):
         assert self.watch is not None
         self._done_steps += 1
         if self._done_steps % self._trainer_steps == 0:
-            self._worker.iteration_done(
-                optimizer_steps=self.watch.optimizer_steps, response_tokens=self._worker.shape.response_tokens
-            )
+            self._report(self.watch.optimizer_steps)
             self._wait()
+
+    def _report(self, optimizer_steps: int) -> None:
+        self._worker.iteration_done(optimizer_steps=optimizer_steps, response_tokens=self._worker.shape.response_tokens)

@@ -22,7 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", action="store_true", help="also load the models, and time an iteration")
     parser.add_argument(
         "--gpu_memory",
-        type=float,
+        type=_gigabytes,
+        dest="gpu_bytes",
         metavar="GB",
         help="estimate for a GPU with so many GB (10^9 bytes) instead of this machine's device",
     )
@@ -30,6 +31,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--remote", action="store_true", help="with --reward: also call a reward on a server")
     add_set(parser)
     add_code(parser)
+
+
+def _gigabytes(value: str) -> int:
+    """Parse a number of GB above 0; return it in bytes."""
+    try:
+        n_bytes = int(float(value) * 10**9)
+    except (ValueError, OverflowError):  # no number, nan or infinity
+        n_bytes = 0
+    if n_bytes <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {value!r}")
+    return n_bytes
 
 
 def run(options: argparse.Namespace) -> None:
@@ -58,8 +70,7 @@ def _show_sections(config: AnyConfig, options: argparse.Namespace) -> None:
     from rl4lms_like.preview import preview, reward_audit, time_section
 
     # Each section as soon as it is ready: the audit calls the reward, which may take long.
-    gpu_bytes = None if options.gpu_memory is None else int(options.gpu_memory * 10**9)
-    for section in preview(config, full=options.full, gpu_bytes=gpu_bytes):
+    for section in preview(config, full=options.full, gpu_bytes=options.gpu_bytes):
         show(section)
     if options.time:
         show(time_section(config))

@@ -1,8 +1,8 @@
 """Find the cheapest change of a config with which a run fits its device, by the memory estimate.
 
-Changes are tried in order of their cost in time; those behind `critic: shared` also change what is learned. Each one is
-added to those before it, if it lowers the estimate, until the run fits. Then each one that is not needed is removed
-again, the costliest first.
+Changes are tried in order of their cost in time; from `critic: shared` on, they also change which weights are trained,
+or on how many devices. Each one is added to those before it, if it lowers the estimate, until the run fits. Then each
+one that is not needed is removed again, the costliest first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def advice(config: RunConfig | SupervisedConfig, estimate: MemoryEstimate, estim
     if estimate.upper <= estimate.available:
         return ""
     trial = cheapest_change(config, estimate, estimate_of)
-    if not trial.keys:
+    if trial.estimate is estimate:
         return "no change of the settings that were tried needs less memory"
 
     assert trial.estimate is not None
@@ -179,16 +179,17 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
     # Other networks.
     if arguments.get("critic") != "none":
         yield Change({f"{POLICY}.critic": "shared"})
-    without_rounding = {f"{POLICY}.reference_dtype": "float32"}  # adapters share the reference
-    lora: dict[str, Any] = dict(without_rounding)
+    lora: dict[str, Any] = {f"{POLICY}.reference_dtype": "float32"}  # adapters share the reference
     if arguments.get("peft") is None:
         lora[f"{POLICY}.peft"] = LORA
         yield Change(lora)
     yield Change({**lora, f"{POLICY}.quantization": NF4})
 
+    # Neither moments in 8 bits nor a rounded reference can be split.
     if is_on_gpu:
+        in_float32 = {f"{POLICY}.optimizer": {"id": "adamw"}, f"{POLICY}.reference_dtype": "float32"}
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp", f"{POLICY}.optimizer": {"id": "adamw"}}, n_processes=n)
+            yield Change({"distributed.strategy": "fsdp", **in_float32}, n_processes=n)
 
 
 def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Change]:

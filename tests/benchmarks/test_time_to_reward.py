@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import time_to_reward
 from benchmarks.time_to_reward import GRIDS, SEEDS, TUNING_SEEDS, HeldOut, Setting, choices, key, reached, tuned
+from benchmarks.workers import SYSTEMS
 from rl4lms_like.scoring.sentiment import sentiment
 from rl4lms_like.small_models.warm_start import WarmStartSettings, make_warm_start
 
@@ -71,6 +72,15 @@ def test_a_system_that_never_reached_the_target_is_named():
 def test_both_libraries_have_grids_of_equal_size_and_measured_seeds_are_others():
     assert len(GRIDS["ppo"]) == len(GRIDS["grpo"]) == len(set(GRIDS["ppo"])) == len(set(GRIDS["grpo"])) == 12
     assert not set(SEEDS) & set(TUNING_SEEDS)
+
+
+def test_systems_of_one_environment_have_the_same_requirements():
+    """Otherwise each one makes the environment again."""
+    requirements = {}
+    for system in SYSTEMS.values():
+        requirements.setdefault(system.environment or system.module.replace("_", "-"), set()).add(system.requirements)
+    assert all(len(of_environment) == 1 for of_environment in requirements.values())
+    assert {"trl-ppo", "trl-grpo"} <= requirements.keys()
 
 
 def test_kept_runs_are_read_as_they_were_written(tmp_path):

@@ -9,6 +9,7 @@ from math import prod
 import pytest
 from transformers import LlamaConfig
 
+from rl4lms_like.cli import main
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_overrides, apply_values
 from rl4lms_like.estimates.memory import estimate_memory
@@ -99,6 +100,17 @@ def test_what_cannot_fit_is_reported_with_the_smallest(blocks):
     assert "nproc_per_node 8" in line
 
 
+def test_a_run_with_split_weights_needs_only_more_processes(blocks):
+    config = parse_config(blocks | {"distributed": {"strategy": "fsdp"}})
+    enough = estimate_memory(config, 8, gpu_bytes=1).upper
+
+    def estimate_of(changed, n_processes):
+        return estimate_memory(changed, n_processes, gpu_bytes=enough if n_processes == 8 else 1)
+
+    line = advice(config, estimate_of(config, 1), estimate_of)
+    assert line.startswith("cheapest change that fits: on 8 GPUs (torchrun --nproc_per_node 8): ")
+
+
 def test_a_change_that_the_config_refuses_is_not_tried(blocks):
     blocks["alg"]["policy"]["args"]["compile"] = True  # not with split weights, nor with a quantized base
     config = parse_config(blocks)
@@ -113,6 +125,13 @@ def test_check_prints_the_change(blocks):
     verdict, change = [line for line in output.splitlines() if "GPU memory" in line or "cheapest change" in line]
     assert verdict.startswith("does not fit: ") and change.startswith("cheapest change that fits: --set ")
     assert "cheapest" not in "".join(preview(parse_config(blocks), gpu_bytes=10**12))
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "nan", "inf", "80G"])
+def test_a_memory_that_is_no_number_above_0_is_refused(size, capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "run.yml", f"--gpu_memory={size}"])
+    assert f"--gpu_memory: expected a number above 0, got '{size}'" in capsys.readouterr().err
 
 
 def test_a_supervised_run_keeps_the_size_of_its_step(tiny_gpt2_dir):
