@@ -300,16 +300,8 @@ def measured_table(
 ) -> Table:
     """Return means with 95 % intervals over seeds, and TRL's CPU times divided by those of the row."""
     table = Table(title=f"CPU time to {TARGET}, mean ± 95 % interval", title_justify="left")
-    for heading in (
-        "",
-        "setting",
-        "seeds",
-        "CPU s",
-        "of rollouts",
-        "iterations",
-        "KL",
-        *(f"{trl} / it" for trl in TRL),
-    ):
+    columns = ("CPU s", "CPU s of rollouts", "iterations", "KL")
+    for heading in ("", "setting", "seeds", *columns, *(f"{trl} / it" for trl in TRL)):
         table.add_column(heading)
     ends = {
         name: {seed: end for seed in SEEDS if (end := reached(runs.get(key(name, setting, seed), ()))) is not None}
@@ -317,8 +309,7 @@ def measured_table(
     }
     for name, (_, setting) in chosen.items():
         mine = ends[name]
-        names = ("CPU s", "CPU s of rollouts", "iterations", "KL")
-        cells = [with_interval([end[column] for end in mine.values()]) for column in names]
+        cells = [with_interval([end[column] for end in mine.values()]) for column in columns]
         for trl in TRL:
             both = mine.keys() & ends[trl].keys()
             cells.append(ratio([ends[trl][seed]["CPU s"] / mine[seed]["CPU s"] for seed in sorted(both)]))

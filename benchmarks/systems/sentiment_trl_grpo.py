@@ -13,7 +13,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate, sentiment
+from benchmarks.systems.trl_grpo import batches
+from benchmarks.systems.trl_worker import TRAINING_ARGUMENTS, IterationGate, sentiment
 from benchmarks.systems.worker import UpdateWatch, Worker
 
 
@@ -51,17 +52,11 @@ class SentimentGate(IterationGate):
 
 def make_trainer(worker: Worker, gate: SentimentGate, output_dir: str) -> GRPOTrainer:
     """TRL's trainer with the job's settings."""
-    shape, task = worker.shape, worker.job["task"]
+    task = worker.job["task"]
     arguments = GRPOConfig(
         output_dir=output_dir,
-        seed=worker.seed,
-        max_steps=FOREVER * shape.optimizer_steps,
-        per_device_train_batch_size=shape.minibatch,
-        gradient_accumulation_steps=1,
-        steps_per_generation=shape.episodes // shape.minibatch,
-        num_iterations=shape.n_epochs,
+        **batches(worker),
         num_generations=worker.job["group_size"],
-        max_completion_length=shape.response_len,
         temperature=1.0,
         top_k=0,
         top_p=1.0,

@@ -31,7 +31,8 @@ from transformers import (
 )
 from trl.experimental.ppo import PPOConfig, PPOTrainer
 
-from benchmarks.systems.trl_worker import FOREVER, TRAINING_ARGUMENTS, IterationGate, sentiment
+from benchmarks.systems.trl_ppo import batches
+from benchmarks.systems.trl_worker import TRAINING_ARGUMENTS, IterationGate, sentiment
 from benchmarks.systems.worker import UpdateWatch, Worker
 
 PAD = "<|pad|>"
@@ -116,7 +117,7 @@ def prompt_dataset(worker: Worker, tokenizer: PreTrainedTokenizerBase) -> tuple[
 
 def make_trainer(worker: Worker, output_dir: str) -> PPOTrainer:
     """TRL's trainer with the job's settings."""
-    shape, task = worker.shape, worker.job["task"]
+    task = worker.job["task"]
     tokenizer = AutoTokenizer.from_pretrained(worker.model)
     tokenizer.add_special_tokens({"pad_token": PAD})
     model = AutoModelForCausalLM.from_pretrained(worker.model)
@@ -127,15 +128,7 @@ def make_trainer(worker: Worker, output_dir: str) -> PPOTrainer:
     reward_model = SentimentModel(tokenizer, prompt_len)
     arguments = PPOConfig(
         output_dir=output_dir,
-        seed=worker.seed,
-        total_episodes=FOREVER * shape.episodes,
-        per_device_train_batch_size=shape.episodes,
-        gradient_accumulation_steps=1,
-        num_mini_batches=shape.episodes // shape.minibatch,
-        num_ppo_epochs=shape.n_epochs,
-        local_rollout_forward_batch_size=shape.episodes,
-        num_sample_generations=0,
-        response_length=shape.response_len,
+        **batches(worker),
         stop_token="eos",
         missing_eos_penalty=None,
         temperature=1.0,

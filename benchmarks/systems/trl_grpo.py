@@ -32,19 +32,26 @@ def vowels(completions: list[str], **_: Any) -> list[float]:
     return workload.share_of_vowels(completions)
 
 
+def batches(worker: Worker) -> dict[str, Any]:
+    """Return the arguments with which TRL does the work of the worker's shape; see above."""
+    shape = worker.shape
+    return {
+        "seed": worker.seed,
+        "max_steps": FOREVER * shape.optimizer_steps,
+        "per_device_train_batch_size": shape.minibatch,
+        "gradient_accumulation_steps": 1,
+        "steps_per_generation": shape.episodes // shape.minibatch,
+        "num_iterations": shape.n_epochs,
+        "max_completion_length": shape.response_len,
+    }
+
+
 def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTrainer:
     """TRL's trainer for the worker's shape."""
-    shape = worker.shape
     arguments = GRPOConfig(
         output_dir=output_dir,
-        seed=worker.seed,
-        max_steps=FOREVER * shape.optimizer_steps,
-        per_device_train_batch_size=shape.minibatch,
-        gradient_accumulation_steps=1,
-        steps_per_generation=shape.episodes // shape.minibatch,
-        num_iterations=shape.n_epochs,
+        **batches(worker),
         num_generations=GENERATIONS,
-        max_completion_length=shape.response_len,
         beta=workload.KL_COEF,
         epsilon=workload.CLIP_RANGE,
         **worker.job.get("vllm", {}),
@@ -52,7 +59,7 @@ def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> GRPOTr
     )
     tokenizer = AutoTokenizer.from_pretrained(worker.model)
     words = worker.job.get("words")  # of a model of natural language
-    prompt_ids = torch.cat([workload.prompts(shape, k, seed=worker.seed, words=words) for k in range(8)])
+    prompt_ids = torch.cat([workload.prompts(worker.shape, k, seed=worker.seed, words=words) for k in range(8)])
     return GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(worker.model),
         reward_funcs=increasing_share if words is None else vowels,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -54,20 +55,28 @@ class RewardModel(nn.Module):
         return rewards[:, None, None].expand(-1, hidden.shape[1], 1)
 
 
+def batches(worker: Worker) -> dict[str, Any]:
+    """Return the arguments with which TRL does the work of the worker's shape; see above."""
+    shape = worker.shape
+    return {
+        "seed": worker.seed,
+        "total_episodes": FOREVER * shape.episodes,
+        "per_device_train_batch_size": shape.episodes,
+        "gradient_accumulation_steps": 1,
+        "num_mini_batches": shape.episodes // shape.minibatch,
+        "num_ppo_epochs": shape.n_epochs,
+        "local_rollout_forward_batch_size": shape.episodes,
+        "num_sample_generations": 0,
+        "response_length": shape.response_len,
+    }
+
+
 def make_trainer(worker: Worker, gate: IterationGate, output_dir: str) -> PPOTrainer:
     """TRL's trainer for the worker's shape."""
     shape = worker.shape
     arguments = PPOConfig(
         output_dir=output_dir,
-        seed=worker.seed,
-        total_episodes=FOREVER * shape.episodes,
-        per_device_train_batch_size=shape.episodes,
-        gradient_accumulation_steps=1,
-        num_mini_batches=shape.episodes // shape.minibatch,
-        num_ppo_epochs=shape.n_epochs,
-        local_rollout_forward_batch_size=shape.episodes,
-        num_sample_generations=0,
-        response_length=shape.response_len,
+        **batches(worker),
         temperature=1.0,
         kl_coef=workload.KL_COEF,
         cliprange=workload.CLIP_RANGE,

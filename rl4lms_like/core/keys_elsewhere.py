@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl4lms_like.core import not_included
+from rl4lms_like.core.marked_parts import with_part
 from rl4lms_like.core.not_included import NOT_INCLUDED
 from rl4lms_like.system.errors import ConfigIssue
 from rl4lms_like.system.schema import UNKNOWN_KEY
@@ -558,13 +559,8 @@ def _explained(row: Equivalent, key: str) -> str:
 
 def with_tables(page: str) -> str:
     """Return the page with its tables made from the rows above; they are between `<!-- keys of ... -->` comments."""
-    for marker, rows in (("RL runs", RL_KEYS), ("supervised and preference runs", OFFLINE_KEYS)):
-        begin = f"<!-- keys of {marker} -->\n"
-        end = f"<!-- end of keys of {marker} -->"
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(end)
-        page = before + begin + _table(rows) + end + after
-    return page
+    page = with_part(page, "keys of RL runs", _table(RL_KEYS))
+    return with_part(page, "keys of supervised and preference runs", _table(OFFLINE_KEYS))
 
 
 def _table(rows: Iterable[Equivalent]) -> str:

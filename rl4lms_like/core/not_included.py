@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from rl4lms_like.core.marked_parts import with_part
+
 PAGE = "docs/not_included.md"
 
 
@@ -111,15 +113,11 @@ NOT_INCLUDED = (
 
 def with_table(page: str) -> str:
     """Return the page with its table made from the rows above; it is between two comments."""
-    begin = "<!-- not included -->\n"
-    end = "<!-- end of not included -->"
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(end)
     lines = ["| not included | instead | keys that are refused with this sentence |", "|---|---|---|"]
     for row in NOT_INCLUDED:
         keys = ", ".join(f"`{key}`" for key in row.keys.split())
         lines.append(f"| {row.name} | {row.instead} | {keys} |")
-    return before + begin + "\n".join(lines) + "\n" + end + after
+    return with_part(page, "not included", "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

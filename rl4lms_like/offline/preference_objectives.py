@@ -508,11 +508,11 @@ class ReferenceObjective(ResponseObjective):
         if self._follows_model:
             for batch in batches:
                 assert isinstance(batch, dict)
-                batch["ref_log_prob"] = self._read_own_rows(batch)
+                batch["ref_log_prob"] = self._read_rows_of_this_process(batch)
         return super().begin_step(batches, n_items)
 
     @torch.no_grad()
-    def _read_own_rows(self, batch: Batch) -> Tensor:
+    def _read_rows_of_this_process(self, batch: Batch) -> Tensor:
         """Compute the reference's log-probs `[n, 2]` of a batch; 0 in the rows of other processes."""
         assert self.reference is not None
         n = self.n_rows(batch)

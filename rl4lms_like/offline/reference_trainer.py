@@ -177,7 +177,7 @@ class ReferenceTrainer(Trainer):
         if self.ranks.size == 1:
             loss = super().training_step(model, inputs, num_items_in_batch)
         else:
-            loss = self._step_on_own_rows(model, inputs, num_items_in_batch)
+            loss = self._step_on_rows_of_this_process(model, inputs, num_items_in_batch)
 
         # A sum, not a mean: the loss of each micro-batch is divided by the items of the whole step.
         self.step_loss = self.step_loss + loss
@@ -201,7 +201,7 @@ class ReferenceTrainer(Trainer):
             text = f"the loss is {loss:g} in optimizer step {self.state.global_step + 1}, which is not taken"
             raise ModelError(f"{text}. Lower {PATH}.learning_rate, or check the data")
 
-    def _step_on_own_rows(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
+    def _step_on_rows_of_this_process(self, model: Any, inputs: Any, n_items: Any) -> torch.Tensor:
         """Compute the gradient of this process's rows of a micro-batch; return the loss of all rows."""
         loss = torch.zeros((), device=self.args.device)
 
@@ -323,7 +323,7 @@ class ReferenceTrainer(Trainer):
             if self.objective.network is None:
                 self.ranks.from_main(write)
                 return
-            works = {_ROWS: lambda: checkpoints.write_own_rows(self._weights(), self.ranks)}
+            works = {_ROWS: lambda: checkpoints.write_rows_of_processes(self._weights(), self.ranks)}
             with self.objective.led_by_main(self.optimizer, works):
                 if self.ranks.is_main:
                     write()
@@ -339,7 +339,7 @@ class ReferenceTrainer(Trainer):
     def _write_rows(self, folder: Path) -> dict[str, checkpoints.FileDigest]:
         """Let all processes write their rows of the weights and moments."""
         with_all(_ROWS)
-        return checkpoints.write_own_rows(self._weights(), self.ranks, folder)
+        return checkpoints.write_rows_of_processes(self._weights(), self.ranks, folder)
 
     def _training_state(self, *, before_step: bool) -> TrainingState:
         """Capture the state of the run between two steps.

@@ -60,7 +60,7 @@ from rl4lms_like.training.resuming.checkpoints import (
     TrainingState,
     read_checkpoint,
     write_checkpoint,
-    write_own_rows,
+    write_rows_of_processes,
 )
 from rl4lms_like.training.resuming.resume import log_resume_hint, remove_later, save_interrupted, try_to_save
 from rl4lms_like.training.resuming.states import (
@@ -349,7 +349,7 @@ class ResumePoint:
 
     def _led_by_main(self) -> AbstractContextManager[None]:
         """Let the main process write a checkpoint within the block; see `led_by_main` of the policy."""
-        works = {_ROWS: lambda: write_own_rows(self._weights()[0], self.run.ranks)}
+        works = {_ROWS: lambda: write_rows_of_processes(self._weights()[0], self.run.ranks)}
         return self.run.policy.led_by_main(with_optimizer=True, works=works)
 
     def _weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -362,7 +362,7 @@ class ResumePoint:
     def _write_rows(self, folder: Path) -> dict[str, FileDigest]:
         """Let all processes write their rows of the weights and moments."""
         with_all(_ROWS)
-        return write_own_rows(self._weights()[0], self.run.ranks, folder)
+        return write_rows_of_processes(self._weights()[0], self.run.ranks, folder)
 
     def _write(self, captured: TrainingState, name: str) -> Path:
         """Write a captured state together with the weights, which must be those at the time of its capture."""

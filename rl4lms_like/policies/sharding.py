@@ -132,11 +132,11 @@ def read_rows(places: Mapping[UnreadTensor, list[Place]]) -> None:
     for unread, places_of_weight in places.items():
         module, name = places_of_weight[0]
         split = getattr(module, name)
-        weight = nn.Parameter(_own_rows(split, unread), requires_grad=split.requires_grad)
+        weight = nn.Parameter(_rows_of_this_process(split, unread), requires_grad=split.requires_grad)
         _set_parameter(places_of_weight, weight)
 
 
-def _own_rows(split: Any, unread: UnreadTensor) -> Tensor:
+def _rows_of_this_process(split: Any, unread: UnreadTensor) -> Tensor:
     """Return an unread tensor split as another one is, of which this process has read its rows."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -254,7 +254,7 @@ def like(template: Tensor, value: Tensor) -> Tensor:
     """
     is_like_template = is_split(template) and template.shape == value.shape
     if isinstance(value, UnreadTensor):
-        return _own_rows(template, value) if is_like_template else value.rows(0, len(value))
+        return _rows_of_this_process(template, value) if is_like_template else value.rows(0, len(value))
     if not is_like_template:
         return value
     from torch.distributed.tensor import distribute_tensor

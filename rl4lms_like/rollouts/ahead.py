@@ -249,12 +249,14 @@ class NextRollouts:
                 index += 1
                 responses = None
                 if episodes is not None:
-                    responses = finished(self._own_part(episodes, batch, saved["sample_ids"]))
+                    responses = finished(self._part_of_this_process(episodes, batch, saved["sample_ids"]))
                 batches.append(replace(batch, seed=saved["seed"], responses=responses))
             self._queue.append(AheadRollout(rollout["sampler"], tuple(batches)))
         collector.seeds.load_state_dict(seeds)
 
-    def _own_part(self, episodes: EpisodeBatch, batch: DrawnBatch, sample_ids: Sequence[str]) -> EpisodeBatch:
+    def _part_of_this_process(
+        self, episodes: EpisodeBatch, batch: DrawnBatch, sample_ids: Sequence[str]
+    ) -> EpisodeBatch:
         """Return the responses to the prompts of this process, of those to the prompts of all processes."""
         ranks = self.collector.ranks
         size = len(batch.samples)

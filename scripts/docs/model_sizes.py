@@ -22,9 +22,8 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.config.yaml_file import apply_overrides
+from rl4lms_like.core.marked_parts import with_part
 from rl4lms_like.estimates.memory import MemoryEstimate, estimate_memory
-
-BEGIN, END = "<!-- model sizes -->\n", "<!-- end of model sizes -->\n"
 
 GPUS_PER_MACHINE = 8
 GPU_BYTES = 80 * 10**9
@@ -217,9 +216,7 @@ def _gigabytes(size: int) -> str:
 
 def with_table(page: str) -> str:
     """Return a page with the table between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return with_part(page, "model sizes", f"\n{table()}\n")
 
 
 if __name__ == "__main__":

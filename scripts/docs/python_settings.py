@@ -14,10 +14,9 @@ from pathlib import Path
 
 from rl4lms_like.algorithms import ALGORITHMS, OBJECTIVES
 from rl4lms_like.config.binding import RunKind
+from rl4lms_like.core.marked_parts import with_part
 from rl4lms_like.python_api.setting_names import flat_names, is_ambiguous
 from rl4lms_like.system.registry import Registry
-
-BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 
 TRAINER = "alg.training_args"
 """Block of transformers' `TrainingArguments`, which the page names without listing them."""
@@ -69,9 +68,7 @@ def _as_markdown(keys: set[tuple[str, tuple[str, ...]]]) -> list[str]:
 
 def with_tables(page: str) -> str:
     """Return a page with the tables between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    return with_part(page, "settings", f"\n{tables()}\n")
 
 
 if __name__ == "__main__":

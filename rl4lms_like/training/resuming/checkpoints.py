@@ -167,8 +167,10 @@ def write_checkpoint(
     return folder
 
 
-def write_own_rows(tensors: Mapping[str, Tensor], ranks: Ranks, folder: Path | None = None) -> dict[str, FileDigest]:
-    """Write this process's rows of split tensors; all processes call it together.
+def write_rows_of_processes(
+    tensors: Mapping[str, Tensor], ranks: Ranks, folder: Path | None = None
+) -> dict[str, FileDigest]:
+    """Write the rows of split tensors that each process has; all processes call it together.
 
     Args:
         tensors: by name; those that are not split are left out.

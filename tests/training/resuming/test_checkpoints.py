@@ -338,7 +338,7 @@ def written_in_parts(base, iteration, other):
         name = "training_state-00002-of-00002.safetensors"
         save_file({"weight": weight + 6}, folder / name)
         ranks = FirstOfTwo(other or checkpoints.file_digest(folder / name))
-        return checkpoints.write_own_rows(tensors, ranks, folder)
+        return checkpoints.write_rows_of_processes(tensors, ranks, folder)
 
     return write_checkpoint(base, iteration, state, save_nothing, write_rows=write_rows)
 
