@@ -45,19 +45,18 @@ class Trial:
     """A config with changes.
 
     Args:
+        estimate: of each process.
         keys: keys -> values that the config does not have.
         n_processes: that divide the run.
-        estimate: of each process.
     """
 
+    estimate: MemoryEstimate
     keys: Mapping[str, Any] = field(default_factory=dict)
     n_processes: int = 1
-    estimate: MemoryEstimate | None = None
 
     @property
     def fits(self) -> bool:
         """True if the upper number of the estimate is available."""
-        assert self.estimate is not None
         return self.estimate.upper <= self.estimate.available
 
     @property
@@ -87,7 +86,6 @@ def advice(config: RunConfig | SupervisedConfig, estimate: MemoryEstimate, estim
     if trial.estimate is estimate:
         return "no change of the settings that were tried needs less memory"
 
-    assert trial.estimate is not None
     size = f"{gibibytes(trial.estimate.lower)} to {gibibytes(trial.estimate.upper)}"
     prefix = "cheapest change that fits" if trial.fits else "no change fits; the least memory is needed with"
     return f"{prefix}: {trial.options}: {size}"
@@ -106,10 +104,10 @@ def cheapest_change(config: RunConfig | SupervisedConfig, estimate: MemoryEstima
 
     # Each change with those before it that need less.
     kept: list[Change] = []
-    best = Trial(estimate=estimate)
+    best = Trial(estimate)
     for change in candidates:
         trial = _trial(config, [*kept, change], estimate_of)
-        if trial is None or _upper(trial) >= _upper(best):
+        if trial is None or trial.estimate.upper >= best.estimate.upper:
             continue
         kept.append(change)
         best = trial
@@ -128,11 +126,6 @@ def cheapest_change(config: RunConfig | SupervisedConfig, estimate: MemoryEstima
     return best
 
 
-def _upper(trial: Trial) -> int:
-    assert trial.estimate is not None
-    return trial.estimate.upper
-
-
 def _trial(config: AnyConfig, changes: Sequence[Change], estimate_of: EstimateOf) -> Trial | None:
     """Return the config with some changes, later ones in place of earlier ones; None if it is not valid."""
     keys: dict[str, Any] = {}
@@ -149,7 +142,7 @@ def _trial(config: AnyConfig, changes: Sequence[Change], estimate_of: EstimateOf
         estimate = estimate_of(parse_config(mapping, issues=issues), n_processes)
     except (ConfigError, ModelError):  # refused together, or for this model
         return None
-    return Trial(keys, n_processes, estimate)
+    return Trial(estimate, keys, n_processes)
 
 
 def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
