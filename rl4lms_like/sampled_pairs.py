@@ -33,6 +33,7 @@ from rl4lms_like.config.settings import check_families, check_fit, check_lengths
 from rl4lms_like.core.observation import Observation, TextLayout
 from rl4lms_like.core.sample import Sample
 from rl4lms_like.core.seeding import derived_seed
+from rl4lms_like.data_pools.preferences import TRUNCATED
 from rl4lms_like.inference import responder_of
 from rl4lms_like.policies import POLICIES
 from rl4lms_like.policies.arguments import PolicyArguments
@@ -81,6 +82,8 @@ class Progress:
         reward: state of the reward.
         template_date: the day that the chat template writes as today; None without a template.
         speedups: the policy's, with those that the config does not name; a file of an earlier version has none.
+        marks_truncated: the pairs say of both responses whether they reached the length limit; those in a file of an
+            earlier version do not.
     """
 
     digest: str
@@ -91,6 +94,7 @@ class Progress:
     reward: Any = None
     template_date: str | None = None
     speedups: dict[str, bool] = field(default_factory=no_speedups)
+    marks_truncated: bool = False
 
     def lines(self, out: Path) -> Iterator[str]:
         """Yield the lines of the report."""
@@ -123,7 +127,8 @@ def write_pairs(
 
     Args:
         config: of an RL run; tokenizer, data pool, reward, policy and `env` are used.
-        out: the JSONL file with prompt, chosen, rejected, chosen_score, rejected_score.
+        out: the JSONL file with prompt, chosen, rejected, chosen_score, rejected_score, chosen_truncated,
+            rejected_truncated. The last two say that a response reached the length limit.
         n_samples: responses per prompt.
         split: `train`, `val` or `test`.
         max_prompts: use only the first prompts of the split.
@@ -308,7 +313,7 @@ def _progress(out: Path, digest: str) -> Progress:
         out.parent.mkdir(parents=True, exist_ok=True)
         refuse_links([out, file])
         if not file.exists() and not out.exists():
-            return Progress(digest)
+            return Progress(digest, marks_truncated=True)
 
         # Pairs of other responses must not be mixed, and lines of another file must not be cut off.
         try:
@@ -398,6 +403,8 @@ def _append(
             "chosen_score": best.score,
             "rejected_score": worst.score,
         }
+        if progress.marks_truncated:
+            pair |= {f"chosen{TRUNCATED}": best.truncated, f"rejected{TRUNCATED}": worst.truncated}
         if sample.tools:
             pair["tools"] = sample.tools
         if sample.images:

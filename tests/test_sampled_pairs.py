@@ -119,6 +119,20 @@ def test_pairs_are_the_best_and_the_worst_response_to_a_prompt(config, tmp_path)
     assert report[0].startswith(f"{len(found)} pairs of 7 prompts")
 
 
+def test_truncated_responses_are_marked(config, tmp_path):
+    found, report = pairs(config(), tmp_path / "pairs.jsonl")
+    for name in ("chosen", "rejected"):
+        n_truncated = sum(pair[f"{name}_truncated"] for pair in found)
+        (line,) = [line for line in report if line.startswith(f"{name} responses: ")]
+        assert line.endswith(f", {n_truncated} reached the length limit") and n_truncated > 0
+
+    files = {"train": str(tmp_path / "pairs.jsonl")}
+    samples = DATA_POOLS.get("preferences", {"split": "train", "data_files": files}).samples
+    for sample, pair in zip(samples, found, strict=True):
+        marked = {pair[name] for name in ("chosen", "rejected") if pair[f"{name}_truncated"]}
+        assert sample.truncated == marked
+
+
 def test_the_seed_alone_decides(config, tmp_path):
     first, _ = pairs(config(), tmp_path / "first.jsonl")
     assert pairs(config(), tmp_path / "second.jsonl")[0] == first
@@ -177,13 +191,18 @@ def test_a_file_of_an_earlier_version_continues_without_speedups(config, tmp_pat
         pairs(started, out)
     FAILS_AT.clear()
 
-    # Such a version knew no speedups, neither in the progress nor in the digest of the config.
+    # Such a version knew no speedups, neither in the progress nor in the digest of the config, and marked nothing.
     progress = tmp_path / "pairs.jsonl.progress.json"
     digest = json.loads((tmp_path / "today.jsonl.progress.json").read_text())["digest"]
     stored = json.loads(progress.read_text()) | {"digest": digest}
-    stored.pop("speedups")
+    for name in ("speedups", "marks_truncated"):
+        stored.pop(name)
     progress.write_text(json.dumps(stored))
-    assert pairs(config(), out)[0] == expected
+    n_before = len(lines(out))
+    for pair in expected[n_before:]:
+        for name in ("chosen", "rejected"):
+            pair.pop(f"{name}_truncated")
+    assert pairs(config(), out)[0] == expected and 0 < n_before < len(expected)
 
 
 def test_the_state_of_the_reward_is_kept(config, tmp_path):
@@ -273,9 +292,8 @@ def test_errors_are_reported_before_a_model_is_loaded(config, blocks, tmp_path):
 def test_encoder_decoders_write_pairs_too(config, tiny_seq2seq_config, blocks, tmp_path):
     parts = {key: tiny_seq2seq_config[key] for key in ("tokenizer", "alg", "env")}
     found, _ = pairs(config(**parts), tmp_path / "pairs.jsonl", max_prompts=4)
-    assert found and all(
-        set(pair) == {"prompt", "chosen", "rejected", "chosen_score", "rejected_score"} for pair in found
-    )
+    of_both = {f"{name}{of}" for name in ("chosen", "rejected") for of in ("", "_score", "_truncated")}
+    assert found and all(set(pair) == {"prompt", *of_both} for pair in found)
 
 
 def test_a_judge_compares_the_responses_to_a_prompt(config, tmp_path):

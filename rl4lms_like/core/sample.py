@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from rl4lms_like.core.pictures import Picture, identity_of, images_of_messages, messages_with_places
 from rl4lms_like.system.errors import DataPoolError
 
 Learned: TypeAlias = Literal["response", "conversation", "text"]
 """Part of a sample that a supervised run learns; see `Sample.learned`."""
+
+SampleT = TypeVar("SampleT", bound="Sample")
 
 Message: TypeAlias = "dict[str, Any]"
 """`role` and `content`, and further keys that a chat template reads."""
@@ -41,6 +43,8 @@ class Sample:
         learned: what a supervised run learns: the `response` to the prompt; in a `conversation`, also the earlier
             messages of the assistant; of a `text`, which is a reference without a prompt, all of it.
         images: the pictures of the prompt, in the order of their places in it: `<image>` in its text or messages.
+        truncated: texts of responses that ended at a length limit. No end token follows them, so that a model does not
+            learn to end there.
     """
 
     id: str
@@ -53,6 +57,7 @@ class Sample:
     response_messages: dict[str, Message | list[Message]] = field(default_factory=dict)
     learned: Learned = "response"
     images: tuple[Picture, ...] = ()
+    truncated: frozenset[str] = frozenset()
 
     @classmethod
     def of_messages(
@@ -104,10 +109,13 @@ class Sample:
         messages = self.response_messages.get(text, {"role": "assistant", "content": text})
         return messages if isinstance(messages, list) else [messages]
 
-    def with_responses(self, texts: Mapping[str, str], messages: dict[str, Message | list[Message]]) -> Sample:
+    def with_responses(
+        self: SampleT, texts: Mapping[str, str], messages: dict[str, Message | list[Message]]
+    ) -> SampleT:
         """Return the sample with other texts for some of its responses (old -> new), and with these messages."""
         references = [texts.get(reference, reference) for reference in self.references]
-        return replace(self, references=references, response_messages=messages)
+        truncated = frozenset(texts.get(text, text) for text in self.truncated)
+        return replace(self, references=references, response_messages=messages, truncated=truncated)
 
 
 @dataclass(frozen=True)
@@ -133,9 +141,8 @@ class Preference(Sample):
 
     def with_responses(self, texts: Mapping[str, str], messages: dict[str, Message | list[Message]]) -> Preference:
         """Return the preference with other texts for some of its responses (old -> new), and with these messages."""
-        references = [texts.get(reference, reference) for reference in self.references]
         rejected = None if self.rejected is None else texts.get(self.rejected, self.rejected)
-        return replace(self, references=references, rejected=rejected, response_messages=messages)
+        return replace(super().with_responses(texts, messages), rejected=rejected)
 
 
 def response_text(messages: Sequence[Message]) -> tuple[str, dict[str, Message | list[Message]]]:

@@ -6,6 +6,8 @@
     pair     {"prompt": [user], "chosen": [assistant, user, assistant], "rejected": ...}  several turns
     label    {"prompt": "I saw it", "response": "and left.", "label": false}
 
+    {..., "chosen_truncated": true}     the response ended at a length limit: no end token is learned after it
+
 Responses are texts, or lists of messages that end with one of the assistant. Without a prompt, it is what both have in
 common at their beginning, up to a whole message that is not the assistant's. What follows is the response, of one or
 several turns. The better response is the sample's reference, so that a supervised run can learn from it too.
@@ -31,6 +33,9 @@ from rl4lms_like.system.errors import DataPoolError, require_extra
 from rl4lms_like.system.wording import agreement, shown
 
 Messages: TypeAlias = "list[Message]"
+TRUNCATED = "_truncated"
+"""After the name of a column of responses: the column that is true where a response ended at a length limit."""
+
 _LABELS = {True: True, False: False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -106,6 +111,7 @@ class PreferenceColumns:
             id,
             sample.prompt_or_input_text,
             references,
+            truncated=self._truncated(responses, row, where),
             messages=sample.messages,
             tools=tools_cell(row, self.tools_column, where, is_chat=sample.messages is not None),
             response_messages=whole_messages,
@@ -115,6 +121,20 @@ class PreferenceColumns:
             is_implicit=self._is_implicit(row) and isinstance(prompt, str),
             images=images,
         )
+
+    @property
+    def _response_columns(self) -> tuple[str, ...]:
+        return (self.response_column,) if self.label_column else (self.chosen_column, self.rejected_column)
+
+    def _truncated(self, responses: Sequence[str], row: Mapping[str, Any], where: str) -> frozenset[str]:
+        """Return the responses that ended at a length limit; `chosen_truncated` says it of `chosen`."""
+        truncated = set()
+        for name, response in zip(self._response_columns, responses, strict=True):
+            column = f"{name}{TRUNCATED}"
+            # Of an empty response there is nothing else to learn than its end.
+            if response and column in row and _label(row, column, where):
+                truncated.add(response)
+        return frozenset(truncated)
 
     def _is_implicit(self, row: Mapping[str, Any]) -> bool:
         """Return True if no column has the prompt."""
@@ -129,7 +149,7 @@ class PreferenceColumns:
             prompt = prompt_cell(row, self.prompt_column or PROMPT, where)
 
         # Responses that are messages may contain their prompt, which must be the same in all of them.
-        names = (self.response_column,) if self.label_column else (self.chosen_column, self.rejected_column)
+        names = self._response_columns
         values = [prompt_cell(row, name, where) for name in names]
         n_common = _n_common_messages([value for value in values if not isinstance(value, str)])
         prompts: list[str | Messages | None] = []

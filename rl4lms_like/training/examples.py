@@ -11,7 +11,8 @@ token spans the boundary between them, as in generation (`core.continuation`). L
 Padding is recognized by its position, never by its id, so that the end token is learned even if it is the pad token.
 The first token of a causal example has no label, because no token precedes it. With a chat template, a causal example
 is the rendered conversation; its labels are those of the response, or of all messages of the assistant
-(`Sample.learned`), and of the token that ends each. A text without a prompt is divided into blocks.
+(`Sample.learned`), and of the token that ends each. A text without a prompt is divided into blocks. A response that
+ended at a length limit (`Sample.truncated`) has no end token: the model that wrote it would have gone on.
 """
 
 from __future__ import annotations
@@ -299,6 +300,12 @@ class ExampleEncoder:
                 if not is_of_assistant:
                     labels[i] = NOT_LEARNED
         self._refuse_placeholders(sample, ids[len(prompt_ids) :])
+
+        # A truncated response is followed by nothing: neither the end of the turn, nor what a template writes after it.
+        if reference in sample.truncated:
+            n_written = max(i for i, is_of_assistant in enumerate(is_written) if is_of_assistant) + 1
+            n_kept = n_written - (ids[n_written - 1] == self.template.end_of_turn)
+            ids, labels = ids[:n_kept], labels[:n_kept]
         if sample.images:
             return self._with_placeholders(sample, ids, labels, len(prompt_ids))
         return ids, labels, len(prompt_ids)
@@ -376,20 +383,25 @@ class ExampleEncoder:
             prompts = [self._prompt_text(sample) for sample, _ in pairs]
             texts = [self._separated(sample.prompt_or_input_text, reference) for sample, reference in pairs]
             rows = []
-            for (sample, _), text, ids in zip(pairs, texts, self.continuations.ids(prompts, texts), strict=True):
+            encoded_texts = self.continuations.ids(prompts, texts)
+            for (sample, reference), text, ids in zip(pairs, texts, encoded_texts, strict=True):
                 if ids is None:
                     raise DataPoolError(_without_continuation(sample, text, self.separator))
                 self._refuse_placeholders(sample, ids)
-                rows.append(ids if end and ids[-1:] == end else [*ids, *end])
+                has_end = ids[-1:] == end or reference in sample.truncated
+                rows.append(ids if has_end else [*ids, *end])
             return rows
 
         # As the target of a seq2seq tokenizer, which may append the end token itself, and some a language token after
         # it.
         encoded = self.tokenizer(text_target=[reference for _, reference in pairs], verbose=False)
         references = []
-        for ids in encoded["input_ids"]:
+        for (sample, reference), ids in zip(pairs, encoded["input_ids"], strict=True):
             has_end = bool(set(end) & set(ids[-2:]))
-            references.append(list(ids) if has_end else [*ids, *end])
+            ids = list(ids) if has_end else [*ids, *end]
+            if end and reference in sample.truncated:
+                ids = ids[: len(ids) - 1 - ids[::-1].index(*end)]
+            references.append(ids)
         return references
 
     def _prompt_text(self, sample: Sample) -> str:

@@ -123,6 +123,18 @@ def test_labels_in_any_spelling(tmp_path):
     ]
 
 
+def test_truncated_responses_are_marked_by_a_column(tmp_path):
+    rows = [PAIR | {"chosen_truncated": True}, PAIR | {"chosen_truncated": False, "rejected_truncated": "true"}, PAIR]
+    assert [sample.truncated for sample in read(tmp_path, rows)] == [{"good"}, {"bad"}, set()]
+    row = {"prompt": "It was", "text": "bad", "text_truncated": True, "label": False}
+    (sample,) = read(tmp_path, [row], label_column="label", response_column="text")
+    assert sample.truncated == {"bad"}
+
+    # Of an empty response there is nothing else to learn than its end.
+    (sample,) = read(tmp_path, [PAIR | {"chosen": "", "chosen_truncated": True}])
+    assert sample.truncated == set()
+
+
 @pytest.mark.parametrize("empty", [None, ""])
 def test_a_completion_with_an_empty_label_is_left_out_and_counted(empty, tmp_path):
     rows = [{"prompt": "It was", "completion": "good", "label": label} for label in (empty, True, empty)]
@@ -144,6 +156,7 @@ def test_a_completion_with_an_empty_label_is_left_out_and_counted(empty, tmp_pat
         (PAIR, {"prompt_column": "question"}),
         (PAIR, {"margin_column": "chosen"}),
         (PAIR | {"by": 10**400}, {"margin_column": "by"}),
+        (PAIR | {"chosen_truncated": "perhaps"}, {}),
         ({"chosen": [USER, GOOD], "rejected": [BAD]}, {}),
         ({"chosen": [USER, GOOD], "rejected": [GOOD, BAD]}, {}),
         ({"chosen": [USER], "rejected": [USER]}, {}),

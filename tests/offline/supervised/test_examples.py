@@ -8,7 +8,8 @@ import torch
 
 from rl4lms_like.core.chat_template import ChatTemplate
 from rl4lms_like.core.observation import TextLayout
-from rl4lms_like.core.sample import Sample
+from rl4lms_like.core.sample import Preference, Sample
+from rl4lms_like.offline.pairs import encode_pairs
 from rl4lms_like.system.errors import DataPoolError
 from rl4lms_like.testing.models import make_tokenizer, make_word_tokenizer
 from rl4lms_like.training.examples import NOT_LEARNED, ExampleCollator, ExampleEncoder
@@ -49,6 +50,29 @@ def test_every_reference_is_an_example_of_its_own(tokenizer):
     assert [tokenizer.decode(row["input_ids"]) for row in examples.rows] == ["a b<eos>", "a c<eos>", "e f<eos>"]
     assert examples.notices("train") == ["train: 1 samples have no reference and are not used"]
     assert examples.n_learned == sum(len(learned(row)) for row in examples.rows) == 7
+
+
+@pytest.mark.parametrize("is_encoder_decoder", [False, True])
+def test_no_end_follows_a_truncated_response(is_encoder_decoder, tokenizer):
+    sample = Preference("0", "a", ["b c"], rejected="d", truncated=frozenset({"b c"}))
+    texts = encoder(tokenizer, is_encoder_decoder=is_encoder_decoder)
+    (row,) = texts.encode([sample]).rows
+    assert tokenizer.decode(learned(row)).strip() == "b c"
+    pairs = encode_pairs(texts, [sample])
+    assert [tokenizer.decode(ids).strip() for ids in pairs.rows[0]["responses"]] == ["b c", "d<eos>"]
+    assert pairs.n_without_end == 1
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_no_end_of_a_turn_follows_a_truncated_message(template):
+    tokenizer = chat_tokenizer(template)
+    question = {"role": "user", "content": "Is it cold?"}
+    whole = ChatTemplate(tokenizer).with_rendered_prompt(Sample.of_messages("0", [question], ["It is"]))
+    end = tokenizer.convert_ids_to_tokens(ChatTemplate(tokenizer).end_of_turn)
+    cut = replace(whole, truncated=frozenset({"It is"}))
+    texts = [tokenizer.decode(learned(row)) for row in encoder(tokenizer).encode([whole, cut]).rows]
+    assert texts == ["It is" + end, "It is"]
+    assert [tokenizer.decode(ids) for ids in encoder(tokenizer).responses([(cut, "It is")])] == ["It is"]
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "llama", "metaspace always"])
