@@ -11,6 +11,7 @@ language_data      NLTK finds punkt_tab and WordNet; the test skips, with the re
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import multiprocessing
 import os
@@ -51,10 +52,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+TESTS_BETWEEN_FREEZES = 100
+_finished = itertools.count(1)
+
+
 def pytest_collection_finish() -> None:
     """Garbage collections do not look through imported modules; transformers' `Trainer` asks for many."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)  # tests make many objects and few circles
+
+
+def pytest_runtest_logfinish() -> None:
+    """Modules that were imported since then are left out, too."""
+    if next(_finished) % TESTS_BETWEEN_FREEZES == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
