@@ -7,7 +7,8 @@ adamw_8bit    torchao's AdamW: 2.03 bytes (Dettmers et al., arXiv 2110.02861)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,18 +54,44 @@ def optimizer_class_of(id: str) -> type[torch.optim.Optimizer]:
     return AdamW8bit
 
 
-def bytes_of_moments(weights: Iterable[torch.Tensor], arguments: PolicyArguments) -> int:
-    """Return the bytes of the two moments of AdamW for trained weights, for estimates."""
-    if arguments.optimizer["id"] == ADAMW:
-        return sum(2 * 4 * weight.numel() for weight in weights)
+def rows_of_blocks(shape: Sequence[int], block_size: int, n_processes: int = 1) -> int | None:
+    """Return the smallest number of a weight's rows that has whole blocks; None if its moments are not in 8 bits.
 
+    They are if the weight has at least 4096 elements, all in whole blocks, and if each process that splits its rows has
+    some, and whole blocks of them. The blocks of a moment in 8 bits are therefore the same for any number of processes.
+
+    Args:
+        shape: of the whole weight.
+        block_size: number of elements with a common scale, which follow each other.
+        n_processes: number of processes that split the rows; each has as many as the first one, the last one the rest.
+    """
+    size = math.prod(shape)
+    if size < 4096:
+        return None
+    n_rows = block_size // math.gcd(size // shape[0], block_size)
+
+    rows_of_process = math.ceil(shape[0] / n_processes)
+    have_all_rows = rows_of_process * (n_processes - 1) < shape[0]
+    return n_rows if have_all_rows and shape[0] % n_rows == 0 == rows_of_process % n_rows else None
+
+
+def bytes_of_moments(shapes: Iterable[Sequence[int]], arguments: PolicyArguments, n_processes: int = 1) -> float:
+    """Return the bytes of the two moments of AdamW in one of the processes that split them, for estimates.
+
+    Args:
+        shapes: of the trained weights.
+        arguments: of the policy.
+        n_processes: number of these processes.
+    """
     # As `AdamW8bit` stores each moment: codes of one byte, a scale for each block, and the values of the 256 codes.
     block_size = int(arguments.optimizer_kwargs.get("block_size", 256))
-    n_bytes = 0
-    for weight in weights:
-        size = weight.numel()
-        is_quantized = size >= 4096 and size % block_size == 0
-        n_bytes += 2 * (size + 4 * size // block_size + 4 * 256) if is_quantized else 2 * 4 * size
+    n_bytes = 0.0
+    for shape in shapes:
+        size = math.prod(shape) / n_processes
+        if arguments.optimizer["id"] == ADAMW_8BIT and rows_of_blocks(shape, block_size, n_processes) is not None:
+            n_bytes += 2 * (size + 4 * size / block_size + 4 * 256)
+        else:
+            n_bytes += 2 * 4 * size
     return n_bytes
 
 

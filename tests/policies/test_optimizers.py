@@ -181,13 +181,9 @@ def test_other_blocks_are_refused(optimizer):
         parse_config(blocks)
 
 
-def test_what_has_another_optimizer_or_splits_it_is_refused():
+def test_what_has_another_optimizer_is_refused():
     blocks = run_blocks()
     blocks["alg"]["policy"]["args"]["optimizer"] = IN_8_BITS
-    blocks["distributed"] = {"strategy": "fsdp"}
-    with raises_at(f"{POLICY}.optimizer", mentions="ddp"):
-        parse_config(blocks)
-    del blocks["distributed"]
     blocks["alg"] |= {"id": "a2c", "args": {"n_steps": 10}}
     with raises_at(f"{POLICY}.optimizer", mentions="use_rms_prop"):
         parse_config(blocks)
