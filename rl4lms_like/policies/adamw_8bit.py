@@ -22,8 +22,7 @@ from torch import Tensor
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 from torchao.optim.subclass_8bit import OptimState8bit
 
-from rl4lms_like.policies.optimizers import rows_of_blocks
-from rl4lms_like.policies.sharding import is_split, n_processes_of, own_part, rows_here, split_as
+from rl4lms_like.policies.sharding import is_split, n_processes_of, own_part, rows_here, rows_of_blocks, split_as
 
 
 class AdamW8bit(TorchaoAdamW8bit):
@@ -102,6 +101,7 @@ class AdamW8bit(TorchaoAdamW8bit):
         for name in [key.removesuffix(".codes") for key in entries if key.endswith(".codes")]:
             codes, scale, qmap = (joined.pop(f"{name}.{part}") for part in ("codes", "scale", "qmap"))
             own_codes = own_part(codes)
+            scale, qmap = scale.to(own_codes.device), qmap.to(own_codes.device)  # files are read to main memory
             blocks = self._shape_of_scales(weight)
             moment: Tensor
             if blocks is None:

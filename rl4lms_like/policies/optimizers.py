@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rl4lms_like.policies.arguments import ADAMW, ADAMW_8BIT, PolicyArguments
+from rl4lms_like.policies.sharding import rows_of_blocks
 from rl4lms_like.system.errors import require_extra
 
 
@@ -52,27 +53,6 @@ def optimizer_class_of(id: str) -> type[torch.optim.Optimizer]:
     from rl4lms_like.policies.adamw_8bit import AdamW8bit
 
     return AdamW8bit
-
-
-def rows_of_blocks(shape: Sequence[int], block_size: int, n_processes: int = 1) -> int | None:
-    """Return the smallest number of a weight's rows that has whole blocks; None if its moments are not in 8 bits.
-
-    They are if the weight has at least 4096 elements, all in whole blocks, and if each process that splits its rows has
-    some, and whole blocks of them. The blocks of a moment in 8 bits are therefore the same for any number of processes.
-
-    Args:
-        shape: of the whole weight.
-        block_size: number of elements with a common scale, which follow each other.
-        n_processes: number of processes that split the rows; each has as many as the first one, the last one the rest.
-    """
-    size = math.prod(shape)
-    if size < 4096:
-        return None
-    n_rows = block_size // math.gcd(size // shape[0], block_size)
-
-    rows_of_process = math.ceil(shape[0] / n_processes)
-    have_all_rows = rows_of_process * (n_processes - 1) < shape[0]
-    return n_rows if have_all_rows and shape[0] % n_rows == 0 == rows_of_process % n_rows else None
 
 
 def bytes_of_moments(shapes: Iterable[Sequence[int]], arguments: PolicyArguments, n_processes: int = 1) -> float:

@@ -19,6 +19,7 @@ Outside of this module, split tensors differ from others only in being `DTensor`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,6 +170,27 @@ def split_as(template: Tensor, rows: Tensor, shape: Sequence[int]) -> Tensor:
     size = torch.Size(shape)
     stride = torch.empty(size, device="meta").stride()
     return DTensor.from_local(rows, split.device_mesh, split.placements, run_check=False, shape=size, stride=stride)
+
+
+def rows_of_blocks(shape: Sequence[int], block_size: int, n_processes: int = 1) -> int | None:
+    """Return the smallest number of a weight's rows that has whole blocks; None if its moments are not in 8 bits.
+
+    They are if the weight has at least 4096 elements, all in whole blocks, and if each process that splits its rows has
+    some, and whole blocks of them. The blocks of a moment in 8 bits are therefore the same for any number of processes.
+
+    Args:
+        shape: of the whole weight.
+        block_size: number of elements with a common scale, which follow each other.
+        n_processes: number of processes that split the rows; each has as many as the first one, the last one the rest.
+    """
+    size = math.prod(shape)
+    if size < 4096:
+        return None
+    n_rows = block_size // math.gcd(size // shape[0], block_size)
+
+    rows_of_process = math.ceil(shape[0] / n_processes)
+    have_all_rows = rows_of_process * (n_processes - 1) < shape[0]
+    return n_rows if have_all_rows and shape[0] % n_rows == 0 == rows_of_process % n_rows else None
 
 
 def require_values(model: nn.Module) -> None:
