@@ -130,6 +130,15 @@ def tiny_tokenizer():
 
 
 @pytest.fixture(scope="session")
+def tiny_gguf_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
+    from tests.gguf_files import save_llama
+
+    folder = tmp_path_factory.mktemp("tiny_gguf")
+    save_llama(folder, tiny_tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer) -> Path:
     from rl4lms_like.testing import models
 

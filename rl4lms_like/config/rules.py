@@ -100,8 +100,9 @@ LORA_FACTOR, ONE_STEP_FACTOR, FAR_TOO_HIGH = 10, 5, 10
 rate is reported."""
 
 _WHOLE_WEIGHTS = "needs whole weights: set distributed.strategy to ddp"
-_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop")
-"""Optimizers of the Trainer that can change split weights: those of torch, which change each number by itself."""
+_OPTIMIZERS_OF_PARTS = ("adamw_torch", "adamw_torch_fused", "adamw_torch_8bit", "sgd", "adagrad", "rmsprop")
+"""Optimizers of the Trainer that can change split weights: those that change each number by itself, or by blocks that
+no two processes share."""
 
 Issues = Iterator[ConfigIssue]
 Notices = Iterator[Notice]
@@ -206,17 +207,11 @@ def policy_of_a_file(policy: PolicyArguments) -> Issues:
             yield ConfigIssue(f"alg.policy.args.optimizer_kwargs.{key}", f"is set by {instead}")
 
 
-def optimizer_of_the_policy(policy: PolicyArguments, alg: Algorithm, distributed: DistributedConfig) -> Issues:
-    """Check that the algorithm uses the policy's optimizer, and that its moments need not be split."""
-    if policy.optimizer["id"] != ADAMW_8BIT:
-        return
-    path, moments = "alg.policy.args.optimizer", shown(policy.optimizer)
-    if alg.values.get("use_rms_prop"):
-        yield ConfigIssue(path, f"{alg.id} has its own optimizer, RMSprop; set alg.args.use_rms_prop to false")
-    # Blocks of the parts of a weight are others than those of the weight.
-    if distributed.strategy == "fsdp":
-        text = f"{moments} has blocks that depend on the number of processes: set distributed.strategy to ddp"
-        yield ConfigIssue(path, text)
+def optimizer_of_the_policy(policy: PolicyArguments, alg: Algorithm) -> Issues:
+    """Check that the algorithm uses the policy's optimizer."""
+    if policy.optimizer["id"] == ADAMW_8BIT and alg.values.get("use_rms_prop"):
+        text = f"{alg.id} has its own optimizer, RMSprop; set alg.args.use_rms_prop to false"
+        yield ConfigIssue("alg.policy.args.optimizer", text)
 
 
 def sampler_with_rewards(datapool: PromptPoolConfig, env: EnvConfig) -> Issues:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rl4lms_like.core.not_included import GGUF_FILES
 from rl4lms_like.system.disk import with_home
 from rl4lms_like.system.errors import ModelError, RL4LMsLikeError
 from rl4lms_like.system.out_of_memory import is_out_of_memory
@@ -82,7 +83,9 @@ def require_folder(what: str, model_name: str) -> None:
 def cannot_load(what: str, model_name: str, error: Exception) -> str:
     """Return the message for a checkpoint that cannot be loaded: its name, what was found there, and the error."""
     folder = Path(place_of(model_name))
-    if folder.is_dir():
+    if folder.suffix == ".gguf" or any(folder.glob("*.gguf")):
+        hint = GGUF_FILES.sentence
+    elif folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())[:_N_FILES]
         hint = f"the folder contains: {', '.join(names) or 'nothing'}"
     elif folder.is_absolute() or model_name.startswith((".", "~")):

@@ -35,6 +35,11 @@ class NotIncluded(NamedTuple):
         return f"not included: {self.name}; {self.instead}"
 
 
+GGUF_FILES = NotIncluded(
+    "GGUF files as models",
+    "convert the file to a folder of safetensors with transformers, as docs/quantization.md shows",
+    "gguf_file",
+)
 NOT_INCLUDED = (
     NotIncluded(
         "DeepSpeed",
@@ -107,6 +112,7 @@ NOT_INCLUDED = (
         "env_file dotenv",
     ),
     NotIncluded("training in FP8", "use `dtype: bfloat16`", "fp8 fp8_backend"),
+    GGUF_FILES,
 )
 """Each feature once; `accelerate launch` is refused with a message of its own (`system.ranks`)."""
 

@@ -240,7 +240,9 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
 
     # AdamW has two moments for each trained weight, RMSProp one. Those of a critic are like those of the policy. Mask
     # models and gathered weights are not split.
-    moments_per_weight = FLOAT if args.get("use_rms_prop") else policy.moments / max(policy.trained, 1)
+    moments_per_weight = FLOAT / n_parts
+    if not args.get("use_rms_prop"):
+        moments_per_weight = policy.moments(n_parts) / max(policy.trained, 1)
     n_trained = policy.trained + critic.n_trained
     parameters = f"{policy.trained:,} of {policy.parameters:,} of the policy"
     if critic.n_trained:
@@ -284,7 +286,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
         sizes = {
             **always,
             "masks": 2 * plan.tokens_per_rollout * mask_bytes,
-            "optimizer state": int(moments_per_weight * n_trained / n_parts),
+            "optimizer state": int(moments_per_weight * n_trained),
             "gradients": int(bytes_per_weight * n_trained),
             "activations": sum(network.activations(plan) for network in networks),
             "logits": policy.logits(plan),
@@ -410,7 +412,7 @@ def estimate_supervised_memory(
         "model weights": model.size // n_parts,
         "dequantized weight": model.largest_dequantized,
         "averaged weights": FLOAT * _n_averages(config) * model.trained,
-        "optimizer state": model.moments // n_parts,
+        "optimizer state": int(model.moments(n_parts)),
         "gradients": FLOAT * model.trained // n_parts,
         "activations": model.activations(plan),
         "logits": logits,
@@ -705,7 +707,7 @@ class NetworkShapes:
         # `parameters` of a module has tied weights once. Quantized ones have fewer bytes.
         self.parameters = quantized_layers.n_weights(model)
         self.trained = n_weights(model.parameters(), only_trained=True)
-        self.moments = bytes_of_moments((weight for weight in model.parameters() if weight.requires_grad), arguments)
+        self._trained_shapes = [weight.shape for weight in model.parameters() if weight.requires_grad]
         self.size = n_bytes(model.parameters())
         quantized = [layer.n_weights for layer in model.modules() if isinstance(layer, QuantizedLinear)]
         self.largest_dequantized = FLOAT * max(quantized, default=0)
@@ -761,6 +763,10 @@ class NetworkShapes:
                 fake = torch.nn.Parameter(torch.empty(weight.shape), requires_grad=weight.requires_grad)
             model.get_submodule(module).register_parameter(name, fake)
         return model
+
+    def moments(self, n_parts: int) -> float:
+        """Return the bytes of the optimizer's moments in one of `n_parts` processes that split them."""
+        return bytes_of_moments(self._trained_shapes, self.arguments, n_parts)
 
     def activations(self, plan: BatchPlan) -> int:
         """Return the bytes kept between the forward and the backward pass of one micro-batch."""

@@ -178,11 +178,11 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
         yield Change(lora)
     yield Change({**lora, f"{POLICY}.quantization": NF4})
 
-    # Neither moments in 8 bits nor a rounded reference can be split.
+    # A rounded reference cannot be split.
     if is_on_gpu:
-        in_float32 = {f"{POLICY}.optimizer": {"id": "adamw"}, f"{POLICY}.reference_dtype": "float32"}
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp", **in_float32}, n_processes=n)
+            fsdp = {"distributed.strategy": "fsdp", f"{POLICY}.reference_dtype": "float32"}
+            yield Change(fsdp, n_processes=n)
 
 
 def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Change]:
@@ -214,4 +214,4 @@ def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Chan
 
     if is_on_gpu:
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp", f"{TRAINING}.optim": "adamw_torch"}, n_processes=n)
+            yield Change({"distributed.strategy": "fsdp"}, n_processes=n)

@@ -7,13 +7,15 @@ adamw_8bit    torchao's AdamW: 2.03 bytes (Dettmers et al., arXiv 2110.02861)
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from rl4lms_like.policies.arguments import ADAMW, ADAMW_8BIT, PolicyArguments
+from rl4lms_like.policies.sharding import rows_of_blocks
 from rl4lms_like.system.errors import require_extra
 
 
@@ -53,18 +55,23 @@ def optimizer_class_of(id: str) -> type[torch.optim.Optimizer]:
     return AdamW8bit
 
 
-def bytes_of_moments(weights: Iterable[torch.Tensor], arguments: PolicyArguments) -> int:
-    """Return the bytes of the two moments of AdamW for trained weights, for estimates."""
-    if arguments.optimizer["id"] == ADAMW:
-        return sum(2 * 4 * weight.numel() for weight in weights)
+def bytes_of_moments(shapes: Iterable[Sequence[int]], arguments: PolicyArguments, n_processes: int = 1) -> float:
+    """Return the bytes of the two moments of AdamW in one of the processes that split them, for estimates.
 
+    Args:
+        shapes: of the trained weights.
+        arguments: of the policy.
+        n_processes: number of these processes.
+    """
     # As `AdamW8bit` stores each moment: codes of one byte, a scale for each block, and the values of the 256 codes.
     block_size = int(arguments.optimizer_kwargs.get("block_size", 256))
-    n_bytes = 0
-    for weight in weights:
-        size = weight.numel()
-        is_quantized = size >= 4096 and size % block_size == 0
-        n_bytes += 2 * (size + 4 * size // block_size + 4 * 256) if is_quantized else 2 * 4 * size
+    n_bytes = 0.0
+    for shape in shapes:
+        size = math.prod(shape) / n_processes
+        if arguments.optimizer["id"] == ADAMW_8BIT and rows_of_blocks(shape, block_size, n_processes) is not None:
+            n_bytes += 2 * (size + 4 * size / block_size + 4 * 256)
+        else:
+            n_bytes += 2 * 4 * size
     return n_bytes
 
 

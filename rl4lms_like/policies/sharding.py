@@ -19,7 +19,8 @@ Outside of this module, split tensors differ from others only in being `DTensor`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -138,16 +139,58 @@ def read_rows(places: Mapping[UnreadTensor, list[Place]]) -> None:
 
 def _rows_of_this_process(split: Any, unread: UnreadTensor) -> Tensor:
     """Return an unread tensor split as another one is, of which this process has read its rows."""
-    from torch.distributed.tensor import DTensor, distribute_tensor
+    rows = unread.rows(*rows_here(split, split.shape[0]))
+    return split_as(split, rows.to(split.device_mesh.device_type), split.shape)
+
+
+def rows_here(template: Tensor, n_rows: int) -> tuple[int, int]:
+    """Return the first row of this process, and the one after its last, of `n_rows` that are split as `template` is."""
+    if not is_split(template):
+        return 0, n_rows
+    from torch.distributed.tensor import distribute_tensor
 
     # The numbers of the rows are distributed as the rows themselves. There may be none: of 3 rows, the fourth process
     # has none.
-    numbers = torch.arange(split.shape[0], device=split.device_mesh.device_type)
+    split: Any = template
+    numbers = torch.arange(n_rows, device=split.device_mesh.device_type)
     here = distribute_tensor(numbers, split.device_mesh, split.placements, src_data_rank=None).to_local()
-    start, end = (int(here[0]), int(here[-1]) + 1) if len(here) else (0, 0)
-    rows = unread.rows(start, end).to(here.device)
-    layout = {"run_check": False, "shape": split.shape, "stride": split.stride()}
-    return DTensor.from_local(rows, split.device_mesh, split.placements, **layout)
+    return (int(here[0]), int(here[-1]) + 1) if len(here) else (0, 0)
+
+
+def split_as(template: Tensor, rows: Tensor, shape: Sequence[int]) -> Tensor:
+    """Return the tensor of a shape of which this process has these rows, split as `template` is.
+
+    They share memory. If `template` is whole, the rows are all there are, and returned as they are.
+    """
+    if not is_split(template):
+        return rows
+    from torch.distributed.tensor import DTensor
+
+    split: Any = template
+    size = torch.Size(shape)
+    stride = torch.empty(size, device="meta").stride()
+    return DTensor.from_local(rows, split.device_mesh, split.placements, run_check=False, shape=size, stride=stride)
+
+
+def rows_of_blocks(shape: Sequence[int], block_size: int, n_processes: int = 1) -> int | None:
+    """Return the smallest number of a weight's rows that has whole blocks; None if its moments are not in 8 bits.
+
+    They are if the weight has at least 4096 elements, all in whole blocks, and if each process that splits its rows has
+    some, and whole blocks of them. The blocks of a moment in 8 bits are therefore the same for any number of processes.
+
+    Args:
+        shape: of the whole weight.
+        block_size: number of elements with a common scale, which follow each other.
+        n_processes: number of processes that split the rows; each has as many as the first one, the last one the rest.
+    """
+    size = math.prod(shape)
+    if size < 4096:
+        return None
+    n_rows = block_size // math.gcd(size // shape[0], block_size)
+
+    rows_of_process = math.ceil(shape[0] / n_processes)
+    have_all_rows = rows_of_process * (n_processes - 1) < shape[0]
+    return n_rows if have_all_rows and shape[0] % n_rows == 0 == rows_of_process % n_rows else None
 
 
 def require_values(model: nn.Module) -> None:
@@ -241,6 +284,12 @@ def whole(tensor: Tensor) -> Tensor:
     return full
 
 
+def n_processes_of(tensor: Tensor) -> int:
+    """Return the number of processes that split a tensor; 1 if it is whole."""
+    split: Any = tensor
+    return int(split.device_mesh.size()) if is_split(tensor) else 1
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """Return this process's part of a tensor if it is split; otherwise the whole one."""
     split: Any = tensor
@@ -302,7 +351,7 @@ def led_by_main(
         works: by name, what `with_all` lets the other processes do, such as their part of a forward pass.
     """
     global _leading
-    split = dict.fromkeys(tensor for _, _, tensor in _split_tensors(modules, optimizer))  # tied weights once
+    split = dict.fromkeys(_split_tensors(modules, optimizer))  # tied weights once
     names = list(works or ())
     if torch.distributed.get_rank() == 0:
         # A detached tensor is another object with the same memory.
@@ -351,20 +400,13 @@ def with_all(name: str) -> None:
         _sent(len(_leading.places) + _leading.works.index(name))
 
 
-def _split_tensors(
-    modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None
-) -> list[tuple[dict[str, Any], str, Any]]:
-    """Return the split weights of modules and the split moments of an optimizer: dictionary, key and tensor of each."""
-    holders: list[dict[str, Any]] = []
+def _split_tensors(modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None) -> list[Any]:
+    """Return the split weights of modules and moments of an optimizer, in the same order in all processes."""
+    holders: list[Mapping[str, Any]] = []
     for module in modules:
         holders += [submodule._parameters for submodule in module.modules()]
-    if optimizer is not None:
-        for group in optimizer.param_groups:
-            holders += [optimizer.state[weight] for weight in group["params"] if weight in optimizer.state]
 
-    split = []
-    for holder in holders:
-        for name, tensor in holder.items():
-            if is_split(tensor):
-                split.append((holder, name, tensor))
-    return split
+    # As states have them: moments in 8 bits are several tensors there.
+    if optimizer is not None:
+        holders += [moments for _, moments in sorted(optimizer.state_dict()["state"].items())]
+    return [tensor for holder in holders for tensor in holder.values() if is_split(tensor)]

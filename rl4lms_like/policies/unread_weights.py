@@ -22,8 +22,8 @@ from transformers import PretrainedConfig
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Types of the weights that can be read later: those that models compute with. Others are codes of quantized ones."""
+_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "U8": torch.uint8}
+"""Types of the tensors that can be read later: those that models compute with, and codes of moments in 8 bits."""
 
 
 class UnreadTensor(Tensor):

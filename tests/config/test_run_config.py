@@ -399,7 +399,7 @@ def test_what_needs_whole_weights_is_refused_with_split_ones(run, path, changes)
         ("alg.training_args.torch_compile", "ddp", {"alg.training_args.torch_compile": True}),
         ("alg.training_args.fp16", "bf16", {"alg.training_args.fp16": True}),
         ("alg.training_args.optim", "adamw_torch_fused", {"alg.training_args.optim": "adafactor"}),
-        ("alg.training_args.optim", "ddp", {"alg.training_args.optim": "adamw_torch_8bit"}),
+        ("alg.training_args.optim", "ddp", {"alg.training_args.optim": "adamw_torch_4bit"}),
     ],
 )
 def test_what_cannot_be_trained_on_given_texts_with_split_weights_is_refused(supervised, path, mentions, changes):

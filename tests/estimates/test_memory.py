@@ -399,10 +399,14 @@ def test_small_runs_have_much_freed_memory_and_large_ones_a_part_of_their_tensor
 # --- supervised runs -------------------------------------------------------------------------------------------------
 
 
-def supervised_estimate(folder, alg=None, packed=None, **training):
+def supervised_estimate(folder, alg=None, packed=None, n_processes=1, **training):
     blocks = supervised_blocks()
+    if n_processes > 1:
+        blocks["distributed"] = {"strategy": "fsdp"}
     blocks["alg"] |= {"model_name": str(folder), "training_args": training, "model_type": "causal", **(alg or {})}
-    return estimate_supervised_memory(parse_config(blocks), prompt_tokens=6, response_tokens=4, packed=packed)
+    return estimate_supervised_memory(
+        parse_config(blocks), prompt_tokens=6, response_tokens=4, packed=packed, n_processes=n_processes
+    )
 
 
 def test_packed_rows_need_the_memory_of_their_positions(tiny_gpt2_dir):
@@ -478,6 +482,13 @@ def test_moments_of_a_supervised_run_may_have_8_bits(tiny_gpt2_dir):
     saved = sum(2 * (4 * size - size - size // 256 * 4 - 4 * 256) for size in large)
     assert in_8_bits.parts["optimizer state"] == whole.parts["optimizer state"] - saved
     assert saved > 0
+
+    # Two processes split all but the tables. Of three, none has whole blocks: 43 of 128 rows, and 8 have a block.
+    split = supervised_estimate(tiny_gpt2_dir, n_processes=2, optim="adamw_torch_8bit")
+    tables = 2 * 4 * 256 * len(large)
+    assert split.parts["optimizer state"] == (in_8_bits.parts["optimizer state"] - tables) // 2 + tables
+    split = supervised_estimate(tiny_gpt2_dir, n_processes=3, optim="adamw_torch_8bit")
+    assert split.parts["optimizer state"] == whole.parts["optimizer state"] // 3
 
 
 def test_logits_above_the_budget_are_two_buffers_of_learned_tokens(tiny_gpt2_dir):

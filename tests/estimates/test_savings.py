@@ -71,7 +71,7 @@ def test_the_changes_fit_and_each_is_needed(blocks, fraction):
     changed = with_options(blocks, trial.options.partition(" on ")[0])
     assert estimate_memory(changed, trial.n_processes, gpu_bytes=available).upper == trial.estimate.upper
     for key in trial.keys:
-        if not key.endswith(("peft", "optimizer")):  # other keys need them: quantization, fsdp
+        if not key.endswith("peft"):  # quantization needs it
             others = {other: value for other, value in trial.keys.items() if other != key}
             fewer = parse_config(with_values(blocks, others))
             assert estimate_memory(fewer, trial.n_processes, gpu_bytes=available).upper > available, key

@@ -66,11 +66,13 @@ def pages_with(*languages: str) -> list[str]:
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir) -> Path:
+def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir, tiny_gguf_dir) -> Path:
     """Where a reader's commands and code run; see the module's docstring."""
     (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
     (tmp_path / "t5-small").symlink_to(tiny_t5_dir)
     (tmp_path / "merged").symlink_to(tiny_gpt2_dir)
+    for name in ("llama", "downloads"):
+        (tmp_path / name).symlink_to(tiny_gguf_dir / name)
     (tmp_path / "rl4lm_exps" / "warm_start").mkdir(parents=True)
     (tmp_path / "rl4lm_exps" / "warm_start" / "model").symlink_to(tiny_gpt2_dir)
     rows = [{"question": f"What is {i} and {i}?", "answers": [f"{i + i}."], "topic": "sums"} for i in range(10)]

@@ -171,6 +171,10 @@ OFFLINE_CHANGES = {
         "distributed.strategy": "fsdp",
         f"{TRAINING}.bf16": True,
     },
+    "`distributed.strategy: fsdp` with `training_args.optim: adamw_torch_8bit`": {
+        "distributed.strategy": "fsdp",
+        f"{TRAINING}.optim": "adamw_torch_8bit",
+    },
     "`distributed.reshard_after_forward: false` with `strategy: fsdp`": KEPT_WHOLE,
     "`distributed.checkpoint: split` with `strategy: fsdp`": IN_PARTS,
 }

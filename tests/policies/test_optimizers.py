@@ -98,6 +98,8 @@ def test_state_is_small_and_restored_by_bytes(block_size):
     others = [torch.nn.Parameter(weight.detach().clone()) for weight in weights]
     restored = make("adamw_8bit", *others, block_size=block_size)
     saved = {name.removeprefix("optimizer."): tensor.clone() for name, tensor in moments.items()}
+    for name in [name for name in saved if name.endswith(".scale")]:
+        saved[name] = saved[name].flatten()  # as earlier versions stored them
     load_optimizer(restored, numbers, saved)
     steps(weights, optimizer, 3, seed=2)
     steps(others, restored, 3, seed=2)
@@ -181,13 +183,9 @@ def test_other_blocks_are_refused(optimizer):
         parse_config(blocks)
 
 
-def test_what_has_another_optimizer_or_splits_it_is_refused():
+def test_what_has_another_optimizer_is_refused():
     blocks = run_blocks()
     blocks["alg"]["policy"]["args"]["optimizer"] = IN_8_BITS
-    blocks["distributed"] = {"strategy": "fsdp"}
-    with raises_at(f"{POLICY}.optimizer", mentions="ddp"):
-        parse_config(blocks)
-    del blocks["distributed"]
     blocks["alg"] |= {"id": "a2c", "args": {"n_steps": 10}}
     with raises_at(f"{POLICY}.optimizer", mentions="use_rms_prop"):
         parse_config(blocks)

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from rl4lms_like.config.run_config import TokenizerConfig
 from rl4lms_like.core.pictures import identity_of
 from rl4lms_like.core.sample import Preference, Sample
-from rl4lms_like.policies.sharding import is_split, like, whole
+from rl4lms_like.policies.sharding import like, whole
 from rl4lms_like.system.errors import CheckpointError, RL4LMsLikeError
 
 _FROZEN = "weights that are not trained (reference, frozen base)"
@@ -78,18 +77,14 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
 
 
 def _flat(entries: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of a parameter, all of which are plain tensors and numbers.
+    """Return the entries of a parameter, of which bitsandbytes hides its moments from FSDP in a mapping.
 
-    bitsandbytes hides its moments from FSDP in a mapping, and its `load_state_dict` accepts both forms. torchao's
-    moments in 8 bits consist of tensors: `exp_avg.codes`, `exp_avg.scale` and `exp_avg.qmap`.
+    Its `load_state_dict` accepts both forms.
     """
     flat: dict[str, Any] = {}
     for name, value in entries.items():
         if isinstance(value, dict):
             flat |= value
-        elif is_traceable_wrapper_subclass(value) and not is_split(value):
-            parts, _ = value.__tensor_flatten__()
-            flat |= {f"{name}.{part}": getattr(value, part) for part in parts}
         else:
             flat[name] = value
     return flat
@@ -108,27 +103,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, numbers: dict[str, Any], mo
         if isinstance(value, Tensor):
             value = like(weights[int(index)], value)  # split weights have split moments
         entries.setdefault(int(index), {})[key] = value
-    entries = {index: _with_moments_in_8_bits(parts) for index, parts in entries.items()}
 
     groups = optimizer.state_dict()["param_groups"]
     for group, learning_rate in zip(groups, numbers["lr"], strict=True):
         group["lr"] = float(learning_rate)
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
-
-
-def _with_moments_in_8_bits(entries: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a parameter with torchao's moments, which `_flat` took apart."""
-    names = [key.removesuffix(".codes") for key in entries if key.endswith(".codes")]
-    if not names:
-        return entries
-    from torchao.optim.subclass_8bit import OptimState8bit
-
-    entries = dict(entries)
-    for name in names:
-        codes, scale, qmap = (entries.pop(f"{name}.{part}") for part in ("codes", "scale", "qmap"))
-        is_signed = bool(qmap.min() < 0)  # of the values of the codes: squares have no negative ones
-        entries[name] = OptimState8bit(codes, scale, qmap, is_signed, dtype=torch.float32)
-    return entries
 
 
 def frozen_digests(
