@@ -129,6 +129,11 @@ RL_KEYS = (
         "adam_beta1 adam_beta2 adam_epsilon optim_args adam.betas adam.eps",
         "`betas` and `eps` of AdamW",
     ),
+    Equivalent(
+        "alg.policy.args.offload",
+        "optimizer_offload offload_optimizer deepspeed_enable_sleep ds.enable_sleep",
+        "`moments`; weights stay on the GPU",
+    ),
     Equivalent("alg.policy.args.dropout", "disable_dropout", "with the opposite meaning"),
     Equivalent(
         "alg.policy.args.gradient_checkpointing",

@@ -4,6 +4,7 @@
     update         + activations of one forward pass + logits + the gradients that exist at the same time, of
                      responses, or of the texts of `alg.ptx`
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
+                     - the optimizer state, if `offload: moments` moves it from a GPU to main memory
 
 The networks are built from their configs with fake tensors, which have shapes but no memory. A forward pass records the
 tensors that it would keep for the backward pass, so the estimate needs no table of model families. In bytes:
@@ -127,6 +128,7 @@ class MemoryEstimate:
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
     freed_by_adapters: int = 0  # memory that the allocator cannot use again
+    offloaded: int = 0  # moments that are not on the device in the rollout
     loading: int = 0  # peak before the first rollout; 0 if the run needs more in any case
     n_parameters: int = 0  # of the policy's model
     parameters: str = ""  # numbers of weights that are trained, of all weights, by network
@@ -145,7 +147,8 @@ class MemoryEstimate:
         # Generation and scoring follow each other. The gradients are those of the last update.
         copies = self.parts.get("gathered policy", 0) + self.parts.get("generating weights", 0)
         generation = self.parts["KV cache"] + copies
-        return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
+        always = self._always - self.offloaded
+        return always + self.parts["gradients"] + max(generation, self.parts["logits"])
 
     @property
     def _always(self) -> int:
@@ -321,6 +324,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
+            offloaded=sizes["optimizer state"] if device == "cuda" and arguments.offload == "moments" else 0,
             loading=loading,
             n_parameters=policy.parameters,
             parameters=parameters,

@@ -163,8 +163,14 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
     if arguments.get("peft") is not None:
         yield Change({f"{POLICY}.speedups": {**(arguments.get("speedups") or {}), "merged_adapters": False}})
 
-    # A second forward pass, and coarser numbers.
+    # A second forward pass.
     yield Change({f"{POLICY}.gradient_checkpointing": True})
+
+    # Copies to main memory and back. After what makes updates smaller, since it does so with the rollout only.
+    if is_on_gpu:
+        yield Change({f"{POLICY}.offload": "moments"})
+
+    # Coarser numbers.
     yield Change({f"{POLICY}.dtype": "bfloat16"})
     yield Change({f"{POLICY}.reference_dtype": "bfloat16"})
     yield Change({f"{POLICY}.optimizer": {"id": "adamw_8bit"}})

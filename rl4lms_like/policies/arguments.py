@@ -306,6 +306,8 @@ class PolicyArguments(Block):
         optimizer: `{id: adamw}`, or `{id: adamw_8bit}`: torchao's AdamW, whose moments need 2 instead of 8 bytes for
             each trained parameter.
         optimizer_kwargs: further arguments of the optimizer. `fused` of `adamw` is true unless it is set here.
+        offload: `moments` keeps the moments of the optimizer in main memory between updates, so that rollouts and
+            evaluations have their memory; null leaves them on the device.
         weight_decay: weight decay of all parameters except biases and the weights of normalization layers.
         apply_model_parallel: key of RL4LMs' configs without an effect.
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
@@ -360,6 +362,7 @@ class PolicyArguments(Block):
     model_name: str
     optimizer: Optimizer = field(default_factory=lambda: {"id": ADAMW})
     optimizer_kwargs: dict[str, Any] = field(default_factory=dict)
+    offload: Literal["moments"] | None = None
     weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True
     generation_kwargs: GenerationKwargs = field(default_factory=dict)

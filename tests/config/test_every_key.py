@@ -479,6 +479,7 @@ POLICY: dict[str, Row | Silent] = {
     "model_name": Row(f"{FOLDERS}/gpt2_other"),
     "optimizer": Row({"id": "adamw_8bit"}, lambda made: type(made.policy.optimizer)),
     "optimizer_kwargs": Row({"betas": [0.5, 0.5]}),
+    "offload": Row("moments", lambda made: made.policy._offloads_moments),  # its effect: tests/policies/test_offload.py
     "weight_decay": Row(0.5),
     "apply_model_parallel": Silent("without an effect"),
     "generation_kwargs": Row({"do_sample": True, "top_k": 1, "max_new_tokens": 6}, see.texts),

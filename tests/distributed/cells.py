@@ -187,6 +187,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
             f"{POLICY}.critic_frozen": ["wpe"],
             f"{POLICY}.gradient_checkpointing": True,
+            f"{POLICY}.offload": "moments",
         },
     ),
     "fsdp_ppo_t5": ("t5", {**SEPARATE, **MINIBATCHES, **SEQ2SEQ, **FSDP, "alg.args.n_epochs": 1}),

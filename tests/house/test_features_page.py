@@ -29,6 +29,11 @@ CHANGES = {
     "the same with `distributed.strategy: fsdp`": {**QUANTIZED_ADAPTERS, "distributed.strategy": "fsdp"},
     "`policy.args.optimizer: {id: adamw_8bit}`": EIGHT_BITS,
     "the same with `distributed.strategy: fsdp` and `policy.args.peft`": {**SPLIT_ADAPTERS, **EIGHT_BITS},
+    "`policy.args.offload: moments`": {f"{POLICY}.offload": "moments"},
+    "`policy.args.offload: moments` with `distributed.strategy: fsdp`": {
+        f"{POLICY}.offload": "moments",
+        "distributed.strategy": "fsdp",
+    },
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
     "`policy.args.generation_dtype: bfloat16`": {f"{POLICY}.generation_dtype": "bfloat16"},
     "the same with `args.importance_correction`": {

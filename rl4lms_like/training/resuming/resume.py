@@ -126,6 +126,7 @@ MAY_CHANGE = (
     f"{_ENGINE}.max_connections",
     f"{_ENGINE}.headers_from_env",
     f"{SPEEDUPS}.keep_freed_memory",
+    f"{POLICY_ARGS}.offload",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",
