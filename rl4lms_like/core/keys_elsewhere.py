@@ -130,6 +130,9 @@ RL_KEYS = (
         "`betas` and `eps` of AdamW",
     ),
     Equivalent(
+        "alg.policy.args.activation_offload", "activation_offloading enable_activation_offload offload_activations"
+    ),
+    Equivalent(
         "alg.policy.args.offload",
         "optimizer_offload offload_optimizer deepspeed_enable_sleep ds.enable_sleep",
         "`moments`; weights stay on the GPU",

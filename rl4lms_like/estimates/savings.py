@@ -166,8 +166,9 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
     # A second forward pass.
     yield Change({f"{POLICY}.gradient_checkpointing": True})
 
-    # Copies to main memory and back. After what makes updates smaller, since it does so with the rollout only.
+    # Copies to main memory and back. Those of moments make rollouts smaller, after what makes updates smaller.
     if is_on_gpu:
+        yield Change({f"{POLICY}.activation_offload": True})
         yield Change({f"{POLICY}.offload": "moments"})
 
     # Coarser numbers.

@@ -342,6 +342,7 @@ class PolicyArguments(Block):
             choice.
         gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
             more time.
+        activation_offload: keep activations in main memory from the forward to the backward pass.
         compile: apply `torch.compile` to the networks of the update.
         dropout: use the model's dropout in updates. The ratios of the first minibatch then differ from 1.
         peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
@@ -381,6 +382,7 @@ class PolicyArguments(Block):
     reference_dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
+    activation_offload: bool = False
     compile: bool = False
     dropout: bool = False
     peft: Peft | None = None
@@ -486,6 +488,8 @@ class PolicyArguments(Block):
         yield from self._quantization_issues()
         if self.packing is not None and self.compile:
             yield ConfigIssue("packing", "is not supported with compile: remove one of them")
+        if self.activation_offload and self.compile:
+            yield ConfigIssue("activation_offload", "is not supported with compile: remove one of them")
 
         # Kernels of the hub, `owner/name`: their code is downloaded and run.
         name = self.attn_implementation

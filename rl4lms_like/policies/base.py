@@ -178,6 +178,10 @@ class LMActorCriticPolicy(BasePolicy):
                 if reader is not None:
                     self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)
         self.generator.merged_adapters = self.merged_adapters.get(self.reader)
+        if self.arguments.activation_offload:
+            for reader in (self.reader, self.value_reader):
+                if reader is not None:
+                    reader.offload_activations(self.merged_adapters.get(reader))
         self.generator.packs_weights = computes_eagerly and can_pack(self.arguments.used_speedups)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An

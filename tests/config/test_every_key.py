@@ -505,6 +505,7 @@ POLICY: dict[str, Row | Silent] = {
     "reference_dtype": Row("bfloat16", see.logged("rollout_info/ref_log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),
     "gradient_checkpointing": Row(True, see.modules(lambda module: getattr(module, "gradient_checkpointing", None))),
+    "activation_offload": Row(True, see.saved_in_main_memory),
     "compile": Row(True, lambda made: [name for name, _ in made.loaded].count("compile")),
     "dropout": Row(True),
     "peft": Row({"r": 2}, see.adapters),

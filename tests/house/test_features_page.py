@@ -22,6 +22,7 @@ SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 IN_PARTS = {"distributed.strategy": "fsdp", "distributed.checkpoint": "split"}
 KEPT_WHOLE = {"distributed.strategy": "fsdp", "distributed.reshard_after_forward": False}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
+ACTIVATIONS = {f"{POLICY}.activation_offload": True}
 EIGHT_BITS = {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
@@ -42,6 +43,12 @@ CHANGES = {
     },
     "`policy.args.reference_dtype: bfloat16`": {f"{POLICY}.reference_dtype": "bfloat16"},
     "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
+    "`policy.args.activation_offload`": ACTIVATIONS,
+    "`policy.args.activation_offload` with `policy.args.compile`": {**ACTIVATIONS, f"{POLICY}.compile": True},
+    "`policy.args.activation_offload` with `distributed.strategy: fsdp`": {
+        **ACTIVATIONS,
+        "distributed.strategy": "fsdp",
+    },
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
     "`policy.args.packing: auto`": {f"{POLICY}.packing": "auto"},

@@ -1,4 +1,4 @@
-"""Train on the second device with and without `offload: moments`; see on which devices the moments are.
+"""Train on the second device with and without `offload: moments` and `activation_offload`; see where the moments are.
 
 Prints as JSON for each optimizer: the devices of the moments while responses are generated in training, in each
 optimizer step, and after the training; and how many weights and moments are those of the run without offloading, bit
@@ -59,7 +59,7 @@ def compared(folder: Path, optimizer: dict[str, str]) -> dict[str, Any]:
     kwargs = {"fused": False} if optimizer["id"] == "adamw" else {}  # the second device has no fused step
     arguments = {"optimizer": optimizer, "optimizer_kwargs": kwargs}
     algorithm = trained(folder, **arguments)
-    offloading = trained(folder, **arguments, offload="moments")
+    offloading = trained(folder, **arguments, offload="moments", activation_offload=True)
     expected = numbers(algorithm)
     offloaded = numbers(offloading)
     assert offloaded.keys() == expected.keys()

@@ -1,4 +1,4 @@
-"""Moments in main memory between updates: where they are, the same bytes, the estimate, a key that may change."""
+"""Moments in main memory between updates: where they are, the same bytes, the estimate, keys that may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl4lms_like.run import resume, train_config
 from rl4lms_like.testing import models
 from tests.policies.second_device import SECOND
 
-KEY = "alg.policy.args.offload"
+OFFLOADED = {"offload": "moments", "activation_offload": True}
 
 
 def test_moments_are_in_main_memory_outside_of_updates(tmp_path, tiny_tokenizer):
@@ -39,23 +39,23 @@ def test_moments_are_in_main_memory_outside_of_updates(tmp_path, tiny_tokenizer)
         assert seen["n_different"] == 0 < seen["n_equal"]
 
 
-def test_a_run_has_the_bytes_of_one_without_it_and_the_key_may_change(tiny_config, tmp_path):
+def test_a_run_has_the_bytes_of_one_without_and_the_keys_may_change(tiny_config, tmp_path):
+    """With moments and activations in main memory."""
     tiny_config["train_evaluation"] |= {"n_iters": 2, "max_eval_samples": 2, "save_every": 1}
-    folders = {}
-    for offload in (None, "moments"):
-        tiny_config["alg"]["policy"]["args"]["offload"] = offload
-        folders[offload] = train_config(
-            parse_config(tiny_config), base_path_to_store_results=tmp_path, experiment_name=str(offload), quiet=True
-        )
-    expected = bytes_of(folders[None])
-    assert len(expected) == 2 * 2 + 1 and bytes_of(folders["moments"]) == expected
+    folders = []
+    for name in ("without", "with"):
+        config = parse_config(tiny_config)
+        folders.append(train_config(config, base_path_to_store_results=tmp_path, experiment_name=name, quiet=True))
+        tiny_config["alg"]["policy"]["args"] |= OFFLOADED
+    expected, offloaded = map(bytes_of, folders)
+    assert len(expected) == 2 * 2 + 1 and offloaded == expected
 
-    # The second half of a run without it.
+    # The second half of a run without them.
     copy = tmp_path / "copy"
-    shutil.copytree(folders[None], copy)
+    shutil.copytree(folders[0], copy)
     shutil.rmtree(copy / "model")
     shutil.rmtree(copy / "checkpoints" / "iteration_00002")
-    resume(copy, values={KEY: "moments"}, quiet=True)
+    resume(copy, values={f"alg.policy.args.{key}": value for key, value in OFFLOADED.items()}, quiet=True)
     assert bytes_of(copy) == expected
 
 

@@ -241,6 +241,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.policy.args.generation_dtype": ["bfloat16", "float32", "float16", None],
     "alg.policy.args.reference_dtype": ["bfloat16", "float32", "int8"],
     "alg.policy.args.offload": ["moments", None, True, "weights"],
+    "alg.policy.args.activation_offload": [True, False, "cpu"],
     "alg.policy.args.dropout": [True],
     "alg.policy.args.attn_implementation": ["eager", "sdpa", "flash_attention_2", "none"],
     "alg.policy.args.gradient_checkpointing": [True],

@@ -127,6 +127,7 @@ MAY_CHANGE = (
     f"{_ENGINE}.headers_from_env",
     f"{SPEEDUPS}.keep_freed_memory",
     f"{POLICY_ARGS}.offload",
+    f"{POLICY_ARGS}.activation_offload",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",
