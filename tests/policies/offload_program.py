@@ -77,4 +77,5 @@ def compared(folder: Path, optimizer: dict[str, str]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     register()
+    torch.use_deterministic_algorithms(True)  # on a GPU, where the two runs could differ otherwise
     print(json.dumps({id: compared(Path(sys.argv[1]), {"id": id}) for id in sys.argv[2:]}))
