@@ -559,6 +559,8 @@ def trainer_with_split_weights(
 
     if alg.training_args.get("torch_compile"):
         yield ConfigIssue("alg.training_args.torch_compile", f"true {_WHOLE_WEIGHTS}")
+    if alg.activation_offload:
+        yield ConfigIssue("alg.activation_offload", f"true {_WHOLE_WEIGHTS}")
     if alg.training_args.get("fp16"):
         text = "its scale of gradients is not shared by processes with split weights; use bf16, or strategy: ddp"
         yield ConfigIssue("alg.training_args.fp16", text)

@@ -380,7 +380,13 @@ def estimate_supervised_memory(
         "speedups": no_speedups(),  # these runs have none
     }
     arguments = (VisionPolicyArguments if config.reads_pictures else PolicyArguments).known_in(known)
-    model = NetworkShapes(config.alg.model_name, arguments, causal=causal, has_dropout=True)
+    model = NetworkShapes(
+        config.alg.model_name,
+        arguments,
+        causal=causal,
+        has_dropout=True,
+        offloads_activations=device == "cuda" and config.alg.activation_offload,
+    )
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
     batch_size = math.ceil(int(training.get("per_device_train_batch_size") or 8) / n_processes)

@@ -185,11 +185,15 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
         yield Change(lora)
     yield Change({**lora, f"{POLICY}.quantization": NF4})
 
-    # Neither moments in 8 bits nor a rounded reference can be split.
+    # Neither moments in 8 bits nor a rounded reference can be split, nor are activations then in main memory.
     if is_on_gpu:
-        in_float32 = {f"{POLICY}.optimizer": {"id": "adamw"}, f"{POLICY}.reference_dtype": "float32"}
+        of_parts = {
+            f"{POLICY}.optimizer": {"id": "adamw"},
+            f"{POLICY}.reference_dtype": "float32",
+            f"{POLICY}.activation_offload": False,
+        }
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp", **in_float32}, n_processes=n)
+            yield Change({"distributed.strategy": "fsdp", **of_parts}, n_processes=n)
 
 
 def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Change]:
@@ -210,6 +214,8 @@ def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Chan
     yield Change({"alg.logits_budget_mb": 64})
 
     yield Change({f"{TRAINING}.gradient_checkpointing": True})
+    if is_on_gpu:
+        yield Change({"alg.activation_offload": True})
     yield Change({f"{TRAINING}.bf16": True})
     yield Change({f"{TRAINING}.optim": "adamw_torch_8bit"})
 
@@ -221,4 +227,5 @@ def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Chan
 
     if is_on_gpu:
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp", f"{TRAINING}.optim": "adamw_torch"}, n_processes=n)
+            of_parts = {f"{TRAINING}.optim": "adamw_torch", "alg.activation_offload": False}
+            yield Change({"distributed.strategy": "fsdp", **of_parts}, n_processes=n)

@@ -734,6 +734,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.loss_on_prompt": Row(True, see.examples),
     "alg.logits_budget_mb": Row(1, lambda made: made.run.objective.logits_budget),
     "alg.packing": Row("auto", lambda made: made.run.objective.packing),
+    "alg.activation_offload": Row(True, lambda made: see.saved_in_main_memory(made, see.tuned)),
     "alg.block_length": Row(
         3,
         see.examples,

@@ -165,6 +165,15 @@ OFFLINE_CHANGES = {
     "`packing: auto` with `model_type: seq2seq`": {**PACKED, "alg.model_type": "seq2seq"},
     "`packing: auto` with `training_args.neftune_noise_alpha`": {**PACKED, f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`packing: auto` with `training_args.torch_compile`": {**PACKED, f"{TRAINING}.torch_compile": True},
+    "`activation_offload`": {"alg.activation_offload": True},
+    "`activation_offload` with `training_args.torch_compile`": {
+        "alg.activation_offload": True,
+        f"{TRAINING}.torch_compile": True,
+    },
+    "`activation_offload` with `distributed.strategy: fsdp`": {
+        "alg.activation_offload": True,
+        "distributed.strategy": "fsdp",
+    },
     "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`tokenizer.tools_in_system`": {**CHAT_FORMAT, "tokenizer.tools_in_system": True},
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],

@@ -9,9 +9,11 @@ from rl4lms_like.config.load import parse_config
 from rl4lms_like.config.yaml_file import apply_values
 from rl4lms_like.estimates.memory import estimate_memory
 from rl4lms_like.policies.offloaded_activations import MIN_BYTES, saved_in_main_memory, to_main_memory
+from rl4lms_like.run import train_config
 from tests.builders import episodes_of_lengths, make_policy
 from tests.config_errors import raises_at
-from tests.configs import run_blocks
+from tests.configs import run_blocks, supervised_blocks
+from tests.offline.preferences import preference_runs
 
 LENGTHS = [5, 2, 7, 4]
 
@@ -152,3 +154,24 @@ def test_a_gpu_has_the_activations_of_one_layer(checkpointing, deeper_gpt2_dir):
     assert on_cpu == without > offloaded
     if not checkpointing:
         assert offloaded == pytest.approx(without / 2, rel=1e-3)  # of its two layers
+
+
+@pytest.mark.parametrize("id", ["supervised", "dpo"])
+def test_a_run_on_given_texts_has_the_same_weights(id, tiny_gpt2_dir, tmp_path, monkeypatch):
+    if id == "supervised":
+        blocks = supervised_blocks()
+        blocks["tokenizer"]["model_name"] = blocks["alg"]["model_name"] = str(tiny_gpt2_dir)
+        blocks["alg"] |= {"model_type": "causal", "training_args": {}}
+        blocks["datapool"] = {"id": "film_opinions", "args": {"n_train": 6, "n_eval": 3}}
+    else:
+        blocks = preference_runs.blocks("dpo", tiny_gpt2_dir, preference_runs.written(tmp_path))
+    blocks["alg"]["training_args"] |= {"max_steps": 1, "save_strategy": "no"}
+    blocks["train_evaluation"] |= {"generate": False, "metrics": []}
+    weights = []
+    copies = record_copies(monkeypatch)
+    for name in ("without", "with"):
+        config = parse_config(blocks)
+        folder = train_config(config, base_path_to_store_results=tmp_path, experiment_name=name, quiet=True)
+        weights.append((folder / "model" / "model.safetensors").read_bytes())
+        blocks["alg"]["activation_offload"] = True
+    assert copies and weights[0] == weights[1]

@@ -289,6 +289,7 @@ OPTIONS: dict[str, list[Any]] = {
     "alg.loss_on_prompt": [True],
     "alg.logits_budget_mb": [1, None],
     "alg.packing": ["auto", None, False],
+    "alg.activation_offload": [True, False, "cpu"],
     "alg.early_stopping_patience": [1, 2],
     "alg.peft": [{"r": 2}, {"lora_alpha": "x"}],
     "alg.training_args.max_steps": [1, 3],

@@ -505,8 +505,8 @@ def written(made: Made) -> list[Any]:
     return [each["generated_text"] for each in evaluation.predictions] + sorted(evaluation.scores.items())
 
 
-def saved_in_main_memory(made: Made) -> bool:
-    """Return whether tensors are copied that a pass with gradients saves."""
+def saved_in_main_memory(made: Made, train: Sight = iterated) -> bool:
+    """Return whether tensors are copied that the passes of a training save."""
     copies = []
 
     def recorded(tensor: Any) -> Any:
@@ -515,5 +515,5 @@ def saved_in_main_memory(made: Made) -> bool:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rl4lms_like.policies.offloaded_activations.to_main_memory", recorded)
-        iterated(made)
+        train(made)
     return bool(copies)

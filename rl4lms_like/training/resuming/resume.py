@@ -128,6 +128,7 @@ MAY_CHANGE = (
     f"{SPEEDUPS}.keep_freed_memory",
     f"{POLICY_ARGS}.offload",
     f"{POLICY_ARGS}.activation_offload",
+    "alg.activation_offload",
     "alg.args.verbose",
     "alg.args.tensorboard_log",
     "alg.training_args.max_steps",
