@@ -9,11 +9,16 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from rl4lms_like.algorithms.ppo import PPO
 from rl4lms_like.config.load import parse_config
 from rl4lms_like.estimates.memory import estimate_memory
+from rl4lms_like.policies.base import CausalLMActorCriticPolicy
 from rl4lms_like.run import resume, train_config
 from rl4lms_like.testing import models
+from rl4lms_like.training.resuming.states import optimizer_state
+from tests.builders import SAMPLING, make_env
 from tests.policies.second_device import SECOND
 
 OFFLOADED = {"offload": "moments", "activation_offload": True}
@@ -57,6 +62,25 @@ def test_a_run_has_the_bytes_of_one_without_and_the_keys_may_change(tiny_config,
     shutil.rmtree(copy / "checkpoints" / "iteration_00002")
     resume(copy, values={f"alg.policy.args.{key}": value for key, value in OFFLOADED.items()}, quiet=True)
     assert bytes_of(copy) == expected
+
+
+def test_a_saved_algorithm_has_the_same_numbers_and_goes_on(tiny_gpt2_dir, tiny_tokenizer, tmp_path):
+    moments = []
+    for name, keys in (("without", {}), ("with", OFFLOADED)):
+        kwargs = {"model_name": str(tiny_gpt2_dir), "generation_kwargs": SAMPLING, **keys}
+        env = make_env(tiny_tokenizer, tiny_gpt2_dir)
+        policy = CausalLMActorCriticPolicy
+        algorithm = PPO(policy, env, n_steps=10, batch_size=40, n_epochs=1, policy_kwargs=kwargs, seed=0)
+        algorithm.learn(40)
+        algorithm.save(tmp_path / name)
+        loaded = PPO.load(tmp_path / name, env=make_env(tiny_tokenizer, tiny_gpt2_dir), device="cpu")
+        assert loaded.policy.arguments.offload == keys.get("offload")
+        moments.append(optimizer_state(loaded.policy.optimizer)[0])
+        loaded.learn(40)
+        moments.append(optimizer_state(loaded.policy.optimizer)[0])
+    saved, continued, *offloaded = moments
+    for expected, found in zip((saved, continued), offloaded, strict=True):
+        assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def bytes_of(folder):
