@@ -143,6 +143,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     "grpo_int8": Entry("grpo", ("peft", "torchao"), {f"{POLICY}.peft": LORA, f"{POLICY}.quantization": {"id": "int8"}}),
     "grpo_adamw_8bit": Entry("grpo", ("torchao",), {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}),
+    "grpo_offloaded": Entry("grpo", keys={f"{POLICY}.offload": "moments", f"{POLICY}.activation_offload": True}),
     "grpo_fsdp": Entry("grpo", keys={"distributed.strategy": "fsdp"}, is_split=True),
     "sft": Entry("supervised"),
     "sft_packed": Entry("supervised", keys={"alg.packing": "auto"}),

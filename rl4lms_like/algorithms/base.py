@@ -337,7 +337,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
                 self.clip_and_step(logged)
                 self._finish_minibatch(logged)
 
-        self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
+        self.policy.free_update_memory()
         self.guard.end_update(len(progress.steps))
 
         # Means over the minibatches, with the one that ended the update. If that was the first one, no gradient norm
@@ -755,7 +755,7 @@ class OnPolicyTextAlgorithm(TextRollouts, OnPolicyAlgorithm):
             for minibatch in buffer.get(self.batch_size, self.arguments.minibatch_episodes):
                 self.critic_step(minibatch)
                 n_steps += 1
-        self.policy.optimizer.zero_grad()
+        self.policy.free_update_memory()
         self.guard.end_update(n_steps)
 
     # --- rollouts and checkpoints -----------------------------------------------------------------------------------

@@ -169,6 +169,9 @@ def second_derivatives(alg: Algorithm, policy: PolicyArguments) -> Issues:
     if policy.compile:
         message = "compiled networks have no second derivatives, which trpo needs; leave it out"
         yield ConfigIssue("policy.args.compile", message)
+    if policy.activation_offload:
+        message = "is not supported by trpo, whose passes are differentiated twice; leave it out"
+        yield ConfigIssue("policy.args.activation_offload", message)
     if policy.dropout:
         message = "with dropout, trpo's trust region would measure noise; leave it out"
         yield ConfigIssue("policy.args.dropout", message)

@@ -103,7 +103,7 @@ class TRPO(OnPolicyTextAlgorithm):
             for _, minibatch in progress.remaining(self.rollout_buffer, n_passes, self.batch_size, minibatch_episodes):
                 self._finish_minibatch(self.critic_step(minibatch))
 
-        self.policy.optimizer.zero_grad()  # frees the memory of the gradients for the next rollout
+        self.policy.free_update_memory()
         self.guard.end_update(len(progress.steps))
 
         # Only a step of the policy has a ratio. There is one, or none in an iteration of the critic alone.

@@ -471,6 +471,8 @@ def policy_with_split_weights(distributed: DistributedConfig, policy: PolicyArgu
             yield ConfigIssue("alg.policy.args.generation_dtype", f"{policy.generation_dtype} {_WHOLE_WEIGHTS}")
         if policy.reference_dtype == "bfloat16":
             yield ConfigIssue("alg.policy.args.reference_dtype", f"bfloat16 {_WHOLE_WEIGHTS}")
+        if policy.activation_offload:
+            yield ConfigIssue("alg.policy.args.activation_offload", f"true {_WHOLE_WEIGHTS}")
     if distributed.strategy == "fsdp" or n_processes() > 1:
         for key in ("critic_device", "reference_device"):
             if getattr(policy, key) is not None:
@@ -552,6 +554,8 @@ def trainer_with_split_weights(
 
     if alg.training_args.get("torch_compile"):
         yield ConfigIssue("alg.training_args.torch_compile", f"true {_WHOLE_WEIGHTS}")
+    if alg.activation_offload:
+        yield ConfigIssue("alg.activation_offload", f"true {_WHOLE_WEIGHTS}")
     if alg.training_args.get("fp16"):
         text = "its scale of gradients is not shared by processes with split weights; use bf16, or strategy: ddp"
         yield ConfigIssue("alg.training_args.fp16", text)

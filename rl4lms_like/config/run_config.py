@@ -756,6 +756,7 @@ class _OfflineAlgConfig(Block):
             excepted; as in `alg.policy.args`.
         packing: `auto` computes the texts of a batch behind one another, without padding between them, where their
             lengths make it faster and the model stays exact, which is checked when it is loaded; null pads them.
+        activation_offload: keep activations and logits in main memory from the forward to the backward pass.
     """
 
     model_type: Literal["causal", "seq2seq", "vision"]
@@ -772,6 +773,7 @@ class _OfflineAlgConfig(Block):
     max_pixels: Count | None = None
     quantization: Quantization | None = None
     packing: Literal["auto"] | None = None
+    activation_offload: bool = False
 
     @property
     def is_causal(self) -> bool:
@@ -801,6 +803,9 @@ class _OfflineAlgConfig(Block):
             yield ConfigIssue("quantization", "is not supported for vision-language models; remove it")
         if self.quantization is not None and self.training_args.get("torch_compile"):
             yield ConfigIssue("training_args.torch_compile", "is not supported with quantization; remove one of them")
+        if self.activation_offload and any(self.training_args.get(key) for key in COMPILE_KEYS):
+            text = "is not supported with training_args.torch_compile: remove one of them"
+            yield ConfigIssue("activation_offload", text)
         yield from self._attention_issues()
         if self.packing is not None:
             yield from self._packing_issues()

@@ -129,6 +129,14 @@ RL_KEYS = (
         "adam_beta1 adam_beta2 adam_epsilon optim_args adam.betas adam.eps",
         "`betas` and `eps` of AdamW",
     ),
+    Equivalent(
+        "alg.policy.args.activation_offload", "activation_offloading enable_activation_offload offload_activations"
+    ),
+    Equivalent(
+        "alg.policy.args.offload",
+        "optimizer_offload offload_optimizer deepspeed_enable_sleep ds.enable_sleep",
+        "`moments`; weights stay on the GPU",
+    ),
     Equivalent("alg.policy.args.dropout", "disable_dropout", "with the opposite meaning"),
     Equivalent(
         "alg.policy.args.gradient_checkpointing",
@@ -431,7 +439,7 @@ OFFLINE_KEYS = (
     Equivalent("", "dataset_kwargs shuffle_dataset", "examples are shuffled in each epoch, with the run's seed"),
     Equivalent("", "assistant_only_loss", "of conversations, the turns of the assistant are learned in any case"),
     Equivalent("", "eos_token pad_token", "the tokenizer's own; `pad_token_as_eos_token` adds a missing pad token"),
-    Equivalent("", "activation_offloading", "`gradient_checkpointing` in `alg.training_args` saves memory"),
+    Equivalent("alg.activation_offload", "activation_offloading enable_activation_offload offload_activations"),
     Equivalent("alg.attn_implementation", "attn_implementation"),
     Equivalent("", "model_init_kwargs", "the model is loaded with the settings of its folder"),
     Equivalent(

@@ -60,7 +60,7 @@ NOT_INCLUDED = (
         "`engine: {id: vllm}` generates on other GPUs",
         "actor.num_nodes actor.num_gpus_per_node critic.num_nodes critic.num_gpus_per_node ref.num_nodes "
         "ref.num_gpus_per_node reward.num_nodes reward.num_gpus_per_node train.colocate_all train.colocate_actor_ref "
-        "train.colocate_critic_reward ref.offload reward.offload ds.enable_sleep",
+        "train.colocate_critic_reward ref.offload reward.offload",
     ),
     NotIncluded(
         "vLLM within the training process",

@@ -4,6 +4,7 @@
     update         + activations of one forward pass + logits + the gradients that exist at the same time, of
                      responses, or of the texts of `alg.ptx`
     rollout        + gradients of the last update + KV cache + logits of one scoring pass
+                     - the optimizer state, if `offload: moments` moves it from a GPU to main memory
 
 The networks are built from their configs with fake tensors, which have shapes but no memory. A forward pass records the
 tensors that it would keep for the backward pass, so the estimate needs no table of model families. In bytes:
@@ -12,7 +13,8 @@ tensors that it would keep for the backward pass, so the estimate needs no table
                    adapters (`peft`) they share one base, unless it is split, and only the critic's adapters are added
     gradients      4 per trained parameter; they grow while activations are freed, so in a single pass only those of
                    the output layer coexist with all activations; with micro-batches or checkpointing, all of them
-    activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts
+    activations    tensors kept by the forward passes of policy and critic, for a micro-batch with whole prompts; on a
+                   GPU with `activation_offload` those of one layer at a time
     logits         2 buffers of float32 [tokens, vocabulary], each at most `logits_budget_mb`
     KV cache       2 x layers x kv heads x head width x tokens x 4, for the prompts generated together; none with an
                    external engine
@@ -127,6 +129,7 @@ class MemoryEstimate:
     available: int  # on that device
     gathered: int = 0  # split weights and gradients that are whole in the update
     freed_by_adapters: int = 0  # memory that the allocator cannot use again
+    offloaded: int = 0  # moments that are not on the device in the rollout
     loading: int = 0  # peak before the first rollout; 0 if the run needs more in any case
     n_parameters: int = 0  # of the policy's model
     parameters: str = ""  # numbers of weights that are trained, of all weights, by network
@@ -145,7 +148,8 @@ class MemoryEstimate:
         # Generation and scoring follow each other. The gradients are those of the last update.
         copies = self.parts.get("gathered policy", 0) + self.parts.get("generating weights", 0)
         generation = self.parts["KV cache"] + copies
-        return self._always + self.parts["gradients"] + max(generation, self.parts["logits"])
+        always = self._always - self.offloaded
+        return always + self.parts["gradients"] + max(generation, self.parts["logits"])
 
     @property
     def _always(self) -> int:
@@ -225,7 +229,12 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
     # The networks. Those on devices of their own need none of this device's memory.
     if config.alg.policy.reads_pictures:
         arguments = VisionPolicyArguments.known_in(policy_args)
-    policy = NetworkShapes(arguments.model_name, arguments, causal=config.is_causal)
+    policy = NetworkShapes(
+        arguments.model_name,
+        arguments,
+        causal=config.is_causal,
+        offloads_activations=device == "cuda" and arguments.activation_offload,
+    )
     critic = _critic(policy, is_split=is_split) if arguments.critic_device is None else _Critic(0, 0, None)
     has_reference = config.alg.kl_div.coeff > 0 and arguments.reference_device is None
     reference = _reference_network(policy) if has_reference else None
@@ -323,6 +332,7 @@ def estimate_memory(config: RunConfig, n_processes: int = 1, *, gpu_bytes: int |
             available,
             gathered=gathered,
             freed_by_adapters=freed_by_adapters,
+            offloaded=sizes["optimizer state"] if device == "cuda" and arguments.offload == "moments" else 0,
             loading=loading,
             n_parameters=policy.parameters,
             parameters=parameters,
@@ -372,7 +382,13 @@ def estimate_supervised_memory(
         "speedups": no_speedups(),  # these runs have none
     }
     arguments = (VisionPolicyArguments if config.reads_pictures else PolicyArguments).known_in(known)
-    model = NetworkShapes(config.alg.model_name, arguments, causal=causal, has_dropout=True)
+    model = NetworkShapes(
+        config.alg.model_name,
+        arguments,
+        causal=causal,
+        has_dropout=True,
+        offloads_activations=device == "cuda" and config.alg.activation_offload,
+    )
 
     # Without groups, a pass over `batch_size` examples. An evaluation generates `eval_batch_size` texts at once.
     batch_size = math.ceil(int(training.get("per_device_train_batch_size") or 8) / n_processes)
@@ -539,7 +555,12 @@ def _critic(policy: NetworkShapes, *, is_split: bool) -> _Critic:
         n_trained = policy.trained_trunk + policy.width
         size = policy.trunk_size + FLOAT * policy.width if is_split else FLOAT * n_trained
         return _Critic(size, n_trained, policy)
-    network = NetworkShapes(str(arguments.critic_model), arguments, causal=policy.causal)
+    network = NetworkShapes(
+        str(arguments.critic_model),
+        arguments,
+        causal=policy.causal,
+        offloads_activations=policy.offloads_activations,
+    )
     size = network.trunk_size + FLOAT * network.width
     return _Critic(size, network.trained_trunk + network.width, network)
 
@@ -671,7 +692,15 @@ class NetworkShapes:
         ModelError: its config is neither in a folder nor in the cache, or no network can be built from it.
     """
 
-    def __init__(self, model_name: str, arguments: PolicyArguments, *, causal: bool, has_dropout: bool = False) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        arguments: PolicyArguments,
+        *,
+        causal: bool,
+        has_dropout: bool = False,
+        offloads_activations: bool = False,
+    ) -> None:
         name = whole_checkpoint(str(with_home(model_name)), local_files_only=True)
         try:
             self.config: Any = AutoConfig.from_pretrained(
@@ -682,6 +711,7 @@ class NetworkShapes:
         self.model_name = model_name
         self.arguments = arguments
         self.causal = causal
+        self.offloads_activations = offloads_activations
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._saved_bytes: dict[BatchPlan, int] = {}
         try:
@@ -776,8 +806,10 @@ class NetworkShapes:
             self._saved_bytes[plan] = self._saved(plan)
         size = self._saved_bytes[plan]
 
-        # Then only the input of each layer is kept, and the rest of one layer at a time.
-        if self.arguments.gradient_checkpointing:
+        # Then only the input of each layer is kept, or nothing, and the rest of one layer at a time.
+        if self.offloads_activations:
+            size = size // self._n_layers
+        elif self.arguments.gradient_checkpointing:
             inputs = self._n_layers * n * (_n_prompt(plan) + plan.response_tokens) * self.width * FLOAT
             size = size // self._n_layers + inputs
         return size

@@ -163,8 +163,15 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
     if arguments.get("peft") is not None:
         yield Change({f"{POLICY}.speedups": {**(arguments.get("speedups") or {}), "merged_adapters": False}})
 
-    # A second forward pass, and coarser numbers.
+    # A second forward pass.
     yield Change({f"{POLICY}.gradient_checkpointing": True})
+
+    # Copies to main memory and back. Those of moments make rollouts smaller, after what makes updates smaller.
+    if is_on_gpu:
+        yield Change({f"{POLICY}.activation_offload": True})
+        yield Change({f"{POLICY}.offload": "moments"})
+
+    # Coarser numbers.
     yield Change({f"{POLICY}.dtype": "bfloat16"})
     yield Change({f"{POLICY}.reference_dtype": "bfloat16"})
     yield Change({f"{POLICY}.optimizer": {"id": "adamw_8bit"}})
@@ -178,11 +185,11 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
         yield Change(lora)
     yield Change({**lora, f"{POLICY}.quantization": NF4})
 
-    # A rounded reference cannot be split.
+    # Neither a rounded reference can be split, nor are activations then in main memory.
     if is_on_gpu:
+        of_parts = {f"{POLICY}.reference_dtype": "float32", f"{POLICY}.activation_offload": False}
         for n in N_PROCESSES:
-            fsdp = {"distributed.strategy": "fsdp", f"{POLICY}.reference_dtype": "float32"}
-            yield Change(fsdp, n_processes=n)
+            yield Change({"distributed.strategy": "fsdp", **of_parts}, n_processes=n)
 
 
 def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Change]:
@@ -203,6 +210,8 @@ def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Chan
     yield Change({"alg.logits_budget_mb": 64})
 
     yield Change({f"{TRAINING}.gradient_checkpointing": True})
+    if is_on_gpu:
+        yield Change({"alg.activation_offload": True})
     yield Change({f"{TRAINING}.bf16": True})
     yield Change({f"{TRAINING}.optim": "adamw_torch_8bit"})
 
@@ -214,4 +223,4 @@ def _offline_changes(config: SupervisedConfig, is_on_gpu: bool) -> Iterator[Chan
 
     if is_on_gpu:
         for n in N_PROCESSES:
-            yield Change({"distributed.strategy": "fsdp"}, n_processes=n)
+            yield Change({"distributed.strategy": "fsdp", "alg.activation_offload": False}, n_processes=n)

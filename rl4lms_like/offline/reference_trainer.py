@@ -27,6 +27,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from rl4lms_like.offline.objective import TrainingObjective
 from rl4lms_like.offline.settable_arguments import PATH
 from rl4lms_like.policies.generation import seeded
 from rl4lms_like.policies.lora import has_lora, load_adapters
+from rl4lms_like.policies.offloaded_activations import saved_in_main_memory
 from rl4lms_like.policies.sharding import with_all
 from rl4lms_like.system.component_state import load_state, state_of
 from rl4lms_like.system.disk import saving
@@ -220,10 +223,15 @@ class ReferenceTrainer(Trainer):
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Compute the loss of a micro-batch."""
-        if self.pass_counts:
-            loss = self.objective.loss(model, inputs, num_items_in_batch)
-        else:
-            loss = self.objective.loss_without_weight(model, inputs)
+        # Not of evaluations, which save nothing.
+        offloading: AbstractContextManager[None] = nullcontext()
+        if self.run.config.alg.activation_offload and torch.is_grad_enabled():
+            offloading = saved_in_main_memory(chain(model.parameters(), model.buffers()))
+        with offloading:
+            if self.pass_counts:
+                loss = self.objective.loss(model, inputs, num_items_in_batch)
+            else:
+                loss = self.objective.loss_without_weight(model, inputs)
         return (loss, {}) if return_outputs else loss
 
     def evaluation_loop(

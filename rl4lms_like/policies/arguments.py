@@ -306,6 +306,8 @@ class PolicyArguments(Block):
         optimizer: `{id: adamw}`, or `{id: adamw_8bit}`: torchao's AdamW, whose moments need 2 instead of 8 bytes for
             each trained parameter.
         optimizer_kwargs: further arguments of the optimizer. `fused` of `adamw` is true unless it is set here.
+        offload: `moments` keeps the moments of the optimizer in main memory between updates, so that rollouts and
+            evaluations have their memory; null leaves them on the device.
         weight_decay: weight decay of all parameters except biases and the weights of normalization layers.
         apply_model_parallel: key of RL4LMs' configs without an effect.
         generation_kwargs: sampling arguments of rollouts, passed to transformers' `generate`. If `top_k` is not set,
@@ -340,6 +342,7 @@ class PolicyArguments(Block):
             choice.
         gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
             more time.
+        activation_offload: keep activations in main memory from the forward to the backward pass.
         compile: apply `torch.compile` to the networks of the update.
         dropout: use the model's dropout in updates. The ratios of the first minibatch then differ from 1.
         peft: train low-rank adapters instead of the weights. The keys are fields of PEFT's `LoraConfig`, for example
@@ -360,6 +363,7 @@ class PolicyArguments(Block):
     model_name: str
     optimizer: Optimizer = field(default_factory=lambda: {"id": ADAMW})
     optimizer_kwargs: dict[str, Any] = field(default_factory=dict)
+    offload: Literal["moments"] | None = None
     weight_decay: NonNegative = 1e-6
     apply_model_parallel: bool = True
     generation_kwargs: GenerationKwargs = field(default_factory=dict)
@@ -378,6 +382,7 @@ class PolicyArguments(Block):
     reference_dtype: Literal["float32", "bfloat16"] = "float32"
     attn_implementation: str | None = None
     gradient_checkpointing: bool = False
+    activation_offload: bool = False
     compile: bool = False
     dropout: bool = False
     peft: Peft | None = None
@@ -483,6 +488,8 @@ class PolicyArguments(Block):
         yield from self._quantization_issues()
         if self.packing is not None and self.compile:
             yield ConfigIssue("packing", "is not supported with compile: remove one of them")
+        if self.activation_offload and self.compile:
+            yield ConfigIssue("activation_offload", "is not supported with compile: remove one of them")
 
         # Kernels of the hub, `owner/name`: their code is downloaded and run.
         name = self.attn_implementation

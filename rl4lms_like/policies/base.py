@@ -57,7 +57,13 @@ from rl4lms_like.policies.loading import (
 )
 from rl4lms_like.policies.lora import save_adapters
 from rl4lms_like.policies.merged_adapters import TOLERANCE, MergedAdapters
-from rl4lms_like.policies.optimizers import make_optimizer, optimizer_class_of, parameter_groups
+from rl4lms_like.policies.optimizers import (
+    make_optimizer,
+    offload_moments,
+    optimizer_class_of,
+    parameter_groups,
+    return_moments,
+)
 from rl4lms_like.policies.parity import (
     check_decoding,
     check_packing,
@@ -109,6 +115,7 @@ class LMActorCriticPolicy(BasePolicy):
     """Coefficient of the balancing loss of a mixture of experts (`policies.routing`); 0 if the model has none."""
     _sharded: Sequence[Any] = ()
     _updates_reference = False
+    _offloads_moments = False
     engine: PolicyEngine
     """Generates the responses of rollouts and evaluations: the policy's own model, or an external engine."""
     pictures: PictureEncoder | None = None
@@ -171,6 +178,10 @@ class LMActorCriticPolicy(BasePolicy):
                 if reader is not None:
                     self.merged_adapters[reader] = MergedAdapters(reader.model, product=product)
         self.generator.merged_adapters = self.merged_adapters.get(self.reader)
+        if self.arguments.activation_offload:
+            for reader in (self.reader, self.value_reader):
+                if reader is not None:
+                    reader.offload_activations(self.merged_adapters.get(reader))
         self.generator.packs_weights = computes_eagerly and can_pack(self.arguments.used_speedups)
 
         # The first passes of the models, in the mode of a rollout: with dropout no two of them would agree. An
@@ -207,6 +218,9 @@ class LMActorCriticPolicy(BasePolicy):
             learning_rate=lr_schedule(1),
             optimizer_kwargs=self.arguments.optimizer_kwargs,
         )
+        if self.arguments.offload == "moments":
+            self.optimizer.register_step_pre_hook(return_moments)
+            self._offloads_moments = True
 
     # --- construction -------------------------------------------------------------------------------------------
 
@@ -448,7 +462,7 @@ class LMActorCriticPolicy(BasePolicy):
         """Set training mode; Stable-Baselines3 calls this before updates. Dropout stays off unless configured.
 
         Gradient checkpointing works only in training mode, so it enables training mode too; all dropout rates are then
-        0 unless `dropout` is on. In training mode the engine rests.
+        0 unless `dropout` is on. In training mode the engine rests, outside of it the moments may be in main memory.
         """
         self.train(mode and (self.arguments.dropout or self.arguments.gradient_checkpointing))
         if self.ref_model is not None:
@@ -457,6 +471,16 @@ class LMActorCriticPolicy(BasePolicy):
         # Here, since this is the only call that every algorithm of Stable-Baselines3 makes before an update.
         if mode:
             self.engine.rest()
+
+        # The call before every rollout, also of Stable-Baselines3's algorithms, and after a checkpoint was loaded.
+        elif self._offloads_moments:
+            offload_moments(self.optimizer)
+
+    def free_update_memory(self) -> None:
+        """Free what only updates need, at the end of one: the gradients, and with `offload` the moments' memory."""
+        self.optimizer.zero_grad()
+        if self._offloads_moments:
+            offload_moments(self.optimizer)
 
     def _autocast(self, reader: EpisodeReader | None = None) -> AbstractContextManager[Any]:
         """Compute in bfloat16 within the block, if `dtype` says so, on the reader's device (default: the policy's)."""

@@ -2,6 +2,10 @@
 
 adamw         torch's AdamW, fused: 8 bytes of moments for each trained parameter
 adamw_8bit    torchao's AdamW: 2.03 bytes (Dettmers et al., arXiv 2110.02861)
+
+Between updates, moments can be in main memory (`offload: moments`):
+
+    end of an update ─ offload_moments ─ evaluation, rollout ─ first optimizer step: return_moments
 """
 
 from __future__ import annotations
@@ -92,3 +96,32 @@ def make_optimizer(
     if "lr" in inspect.signature(optimizer_class).parameters:
         kwargs.setdefault("lr", learning_rate)
     return optimizer_class(groups, **kwargs)
+
+
+def offload_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Move the moments of all parameters to main memory; those of split weights are the rows of this process."""
+    is_on_gpu = False
+    for weight, name, moment in _moments(optimizer):
+        is_on_gpu |= moment.is_cuda
+        optimizer.state[weight][name] = moment.to("cpu")
+
+    # torch keeps freed memory for tensors of its own. A server on the same GPU is another process.
+    if is_on_gpu:
+        torch.cuda.empty_cache()
+
+
+def return_moments(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Move each moment to the device of its parameter; a hook that torch calls before an optimizer step."""
+    for weight, name, moment in _moments(optimizer):
+        optimizer.state[weight][name] = moment.to(weight.device)
+
+
+def _moments(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+    """Return parameter, name and value of each moment."""
+    moments = []
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            # A tensor without dimensions is the number of steps, which torch has on the device of its choice.
+            if isinstance(value, torch.Tensor) and value.ndim:
+                moments.append((weight, name, value))
+    return moments

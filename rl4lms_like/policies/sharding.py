@@ -280,7 +280,13 @@ def whole(tensor: Tensor) -> Tensor:
     split: Any = tensor
     if _leading is not None:
         _sent(_leading.places[own_part(tensor).data_ptr()])
-    full: Tensor = split.full_tensor()
+    return _gathered(split)
+
+
+def _gathered(split: Any) -> Tensor:
+    """Return a whole tensor, to which each process sends its part."""
+    # Moments may be in main memory, from which NCCL sends nothing.
+    full: Tensor = split.to(split.device_mesh.device_type).full_tensor()
     return full
 
 
@@ -367,7 +373,7 @@ def led_by_main(
     tensors = list(split)
     while (number := _sent(_END)) != _END:
         if number < len(tensors):
-            tensors[number].full_tensor()
+            _gathered(tensors[number])
         elif works is not None:
             works[names[number - len(tensors)]]()
     yield

@@ -27,6 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import torch
@@ -48,6 +49,8 @@ from rl4lms_like.core.token_scores import (
     token_scores,
 )
 from rl4lms_like.policies.faster_layers import OneDNNLinear
+from rl4lms_like.policies.merged_adapters import MergedAdapters
+from rl4lms_like.policies.offloaded_activations import saved_in_main_memory
 from rl4lms_like.policies.routing import RoutingRecord, balancing_coefficient, experts_per_token
 from rl4lms_like.policies.sharding import ShardedNetwork
 from rl4lms_like.system.errors import ModelError
@@ -132,6 +135,24 @@ class EpisodeReader(ABC):
         self.network = network
         for name in ("states", "final_states", "logits", "call"):
             setattr(self, name, partial(network.call, getattr(self, name)))
+
+    def offload_activations(self, merged_adapters: MergedAdapters | None) -> None:
+        """Save the activations of passes with gradients in main memory from now on; see `offloaded_activations`.
+
+        Args:
+            merged_adapters: of the model, if it has any: their weights are in memory in any case.
+        """
+
+        def offloading(compute: Callable[[EpisodeBatch], Tensor], episodes: EpisodeBatch) -> Tensor:
+            if not torch.is_grad_enabled():
+                return compute(episodes)
+            merged = [] if merged_adapters is None else merged_adapters.weights
+            with saved_in_main_memory(chain(self.model.parameters(), self.model.buffers(), merged)):
+                return compute(episodes)
+
+        # The passes of the model only. Log-probs are computed from their outputs, and differentiated first.
+        self.states = partial(offloading, self.states)  # type: ignore[method-assign]
+        self.logits = partial(offloading, self.logits)  # type: ignore[method-assign]
 
     def gathered(self) -> AbstractContextManager[None]:
         """Keep split weights whole within the block; see `ShardedNetwork.gathered`."""

@@ -479,6 +479,7 @@ POLICY: dict[str, Row | Silent] = {
     "model_name": Row(f"{FOLDERS}/gpt2_other"),
     "optimizer": Row({"id": "adamw_8bit"}, lambda made: type(made.policy.optimizer)),
     "optimizer_kwargs": Row({"betas": [0.5, 0.5]}),
+    "offload": Row("moments", lambda made: made.policy._offloads_moments),  # its effect: tests/policies/test_offload.py
     "weight_decay": Row(0.5),
     "apply_model_parallel": Silent("without an effect"),
     "generation_kwargs": Row({"do_sample": True, "top_k": 1, "max_new_tokens": 6}, see.texts),
@@ -504,6 +505,7 @@ POLICY: dict[str, Row | Silent] = {
     "reference_dtype": Row("bfloat16", see.logged("rollout_info/ref_log_prob")),
     "attn_implementation": Row("eager", lambda made: made.policy.policy_model.config._attn_implementation),
     "gradient_checkpointing": Row(True, see.modules(lambda module: getattr(module, "gradient_checkpointing", None))),
+    "activation_offload": Row(True, see.saved_in_main_memory),
     "compile": Row(True, lambda made: [name for name, _ in made.loaded].count("compile")),
     "dropout": Row(True),
     "peft": Row({"r": 2}, see.adapters),
@@ -732,6 +734,7 @@ SUPERVISED: dict[str, Row | Silent] = {
     "alg.loss_on_prompt": Row(True, see.examples),
     "alg.logits_budget_mb": Row(1, lambda made: made.run.objective.logits_budget),
     "alg.packing": Row("auto", lambda made: made.run.objective.packing),
+    "alg.activation_offload": Row(True, lambda made: see.saved_in_main_memory(made, see.tuned)),
     "alg.block_length": Row(
         3,
         see.examples,

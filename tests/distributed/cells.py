@@ -196,6 +196,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             "alg.args.critic_pretrain": {"max_rollouts": 1, "n_epochs": 1},
             f"{POLICY}.critic_frozen": ["wpe"],
             f"{POLICY}.gradient_checkpointing": True,
+            f"{POLICY}.offload": "moments",
         },
     ),
     PPO_IN_8_BITS: (
@@ -208,6 +209,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
             **SMALL_STEPS,
             "alg.args.learning_rate": 3e-4,
             f"{POLICY}.optimizer": {"id": "adamw_8bit"},
+            f"{POLICY}.offload": "moments",
         },
     ),
     "fsdp_grpo": (

@@ -77,6 +77,14 @@ def test_the_changes_fit_and_each_is_needed(blocks, fraction):
             assert estimate_memory(fewer, trial.n_processes, gpu_bytes=available).upper > available, key
 
 
+def test_moments_leave_the_device_if_the_rollout_needs_the_most(blocks):
+    blocks["env"]["n_envs"] = 256
+    blocks["alg"]["args"]["micro_batch_size"] = 120
+    trial, available = search(blocks, 0.95)
+    assert trial.fits and trial.keys == {"alg.policy.args.offload": "moments"}
+    assert trial.estimate.upper <= available
+
+
 def with_values(blocks, values):
     changed, issues = apply_values(blocks, values, "test")
     assert not issues

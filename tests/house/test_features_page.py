@@ -22,6 +22,7 @@ SPLIT_ADAPTERS = {"distributed.strategy": "fsdp", f"{POLICY}.peft": {"r": 8}}
 IN_PARTS = {"distributed.strategy": "fsdp", "distributed.checkpoint": "split"}
 KEPT_WHOLE = {"distributed.strategy": "fsdp", "distributed.reshard_after_forward": False}
 QUANTIZED_ADAPTERS = {f"{POLICY}.peft": {"r": 8}, f"{POLICY}.quantization": {"id": "nf4"}}
+ACTIVATIONS = {f"{POLICY}.activation_offload": True}
 EIGHT_BITS = {f"{POLICY}.optimizer": {"id": "adamw_8bit"}}
 CHANGES = {
     "`policy.args.peft`": {f"{POLICY}.peft": {"r": 8}},
@@ -29,6 +30,11 @@ CHANGES = {
     "the same with `distributed.strategy: fsdp`": {**QUANTIZED_ADAPTERS, "distributed.strategy": "fsdp"},
     "`policy.args.optimizer: {id: adamw_8bit}`": EIGHT_BITS,
     "the same with `distributed.strategy: fsdp` and `policy.args.peft`": {**SPLIT_ADAPTERS, **EIGHT_BITS},
+    "`policy.args.offload: moments`": {f"{POLICY}.offload": "moments"},
+    "`policy.args.offload: moments` with `distributed.strategy: fsdp`": {
+        f"{POLICY}.offload": "moments",
+        "distributed.strategy": "fsdp",
+    },
     "`policy.args.dtype: bfloat16`": {f"{POLICY}.dtype": "bfloat16"},
     "`policy.args.generation_dtype: bfloat16`": {f"{POLICY}.generation_dtype": "bfloat16"},
     "the same with `args.importance_correction`": {
@@ -37,6 +43,12 @@ CHANGES = {
     },
     "`policy.args.reference_dtype: bfloat16`": {f"{POLICY}.reference_dtype": "bfloat16"},
     "`policy.args.gradient_checkpointing`": {f"{POLICY}.gradient_checkpointing": True},
+    "`policy.args.activation_offload`": ACTIVATIONS,
+    "`policy.args.activation_offload` with `policy.args.compile`": {**ACTIVATIONS, f"{POLICY}.compile": True},
+    "`policy.args.activation_offload` with `distributed.strategy: fsdp`": {
+        **ACTIVATIONS,
+        "distributed.strategy": "fsdp",
+    },
     "`policy.args.compile`": {f"{POLICY}.compile": True},
     "`policy.args.attn_implementation: sdpa`": {f"{POLICY}.attn_implementation": "sdpa"},
     "`policy.args.packing: auto`": {f"{POLICY}.packing": "auto"},
@@ -153,6 +165,15 @@ OFFLINE_CHANGES = {
     "`packing: auto` with `model_type: seq2seq`": {**PACKED, "alg.model_type": "seq2seq"},
     "`packing: auto` with `training_args.neftune_noise_alpha`": {**PACKED, f"{TRAINING}.neftune_noise_alpha": 5.0},
     "`packing: auto` with `training_args.torch_compile`": {**PACKED, f"{TRAINING}.torch_compile": True},
+    "`activation_offload`": {"alg.activation_offload": True},
+    "`activation_offload` with `training_args.torch_compile`": {
+        "alg.activation_offload": True,
+        f"{TRAINING}.torch_compile": True,
+    },
+    "`activation_offload` with `distributed.strategy: fsdp`": {
+        "alg.activation_offload": True,
+        "distributed.strategy": "fsdp",
+    },
     "`tokenizer.chat_template: chatml`, `tokenizer.add_tokens`": CHAT_FORMAT,
     "`tokenizer.tools_in_system`": {**CHAT_FORMAT, "tokenizer.tools_in_system": True},
     "`train_evaluation.callbacks`": CHANGES["`train_evaluation.callbacks`"],

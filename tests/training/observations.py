@@ -30,6 +30,7 @@ from rl4lms_like.config.run_config import RunConfig
 from rl4lms_like.core.observation import TextLayout
 from rl4lms_like.policies.base import LMActorCriticPolicy
 from rl4lms_like.policies.masked import MaskablePolicy
+from rl4lms_like.policies.offloaded_activations import to_main_memory
 from rl4lms_like.system.errors import RL4LMsLikeError
 from rl4lms_like.tracking.base import Tracker
 from rl4lms_like.training.averages import WeightAverage
@@ -502,3 +503,17 @@ def written(made: Made) -> list[Any]:
     with Tracker(made.folder, {}, "p", "e", None, False, quiet=True) as tracker:
         evaluation = SupervisedTrainer(made.run, tracker).evaluate(("val",))["val"]
     return [each["generated_text"] for each in evaluation.predictions] + sorted(evaluation.scores.items())
+
+
+def saved_in_main_memory(made: Made, train: Sight = iterated) -> bool:
+    """Return whether tensors are copied that the passes of a training save."""
+    copies = []
+
+    def recorded(tensor: Any) -> Any:
+        copies.append(tensor)
+        return to_main_memory(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl4lms_like.policies.offloaded_activations.to_main_memory", recorded)
+        train(made)
+    return bool(copies)
