@@ -9,6 +9,7 @@ import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from tests.distributed.cells import (
     PACKED_EXPERTS,
     PACKED_PAIRS,
     SHAPES_IN_8_BITS,
+    SLOW,
     SPLIT,
     STATEFUL,
     TOLERANCES,
@@ -54,6 +56,15 @@ from tests.vision_models import save_vision_model
 
 TOLERANCE = 1e-5
 RUNS = [(2, cell) for cell in (*CELLS, *OFFLINE)] + [(3, cell) for cell in OF_THREE]
+
+
+def each_cell(*parameters: Any) -> list[Any]:
+    """Return parameters that are cells, or end with one; those of `SLOW` cells have the mark."""
+    marked = []
+    for values in parameters:
+        values = values if isinstance(values, tuple) else (values,)
+        marked.append(pytest.param(*values, marks=[pytest.mark.slow] if values[-1] in SLOW else []))
+    return marked
 
 
 @pytest.fixture(scope="module")
@@ -82,21 +93,29 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iter
 
 
 @pytest.fixture(scope="module")
-def by_one(models, tmp_path_factory) -> Path:
+def left_out(request) -> frozenset[str]:
+    """Cells that no selected test compares."""
+    has_slow = any(item.module is request.module and item.get_closest_marker("slow") for item in request.session.items)
+    return frozenset() if has_slow else SLOW
+
+
+@pytest.fixture(scope="module")
+def by_one(models, left_out, tmp_path_factory) -> Path:
     output = tmp_path_factory.mktemp("one")
     for cell in (*CELLS, *OFFLINE):
-        run_cell(cell, models, output, Ranks())
+        if cell not in left_out:
+            run_cell(cell, models, output, Ranks())
     step_in_8_bits(output, Ranks())
     return output
 
 
 @pytest.fixture(scope="module")
-def by_several(models, by_one, tmp_path_factory) -> dict[int, Path]:
+def by_several(models, by_one, left_out, tmp_path_factory) -> dict[int, Path]:
     """The output folder of two and of three processes."""
     outputs = {n_ranks: tmp_path_factory.mktemp(f"by_{n_ranks}") for n_ranks in (2, 3)}
     context = multiprocessing.get_context("fork")  # a new interpreter would import torch again
     for n_ranks, output in outputs.items():
-        group = (n_ranks, free_port(), models, output, outputs.get(n_ranks - 1, by_one))
+        group = (n_ranks, free_port(), models, output, outputs.get(n_ranks - 1, by_one), left_out)
         processes = [context.Process(target=train_in_group, args=(rank, *group)) for rank in range(n_ranks)]
         for process in processes:
             process.start()
@@ -106,7 +125,7 @@ def by_several(models, by_one, tmp_path_factory) -> dict[int, Path]:
     return outputs
 
 
-@pytest.mark.parametrize(("n_ranks", "cell"), RUNS)
+@pytest.mark.parametrize(("n_ranks", "cell"), each_cell(*RUNS))
 def test_weights_are_those_of_one_process(n_ranks, cell, by_one, by_several):
     several = by_several[n_ranks]
     first, *others = (load_file(several / f"{cell}.rank{rank}.safetensors") for rank in range(n_ranks))
@@ -115,7 +134,7 @@ def test_weights_are_those_of_one_process(n_ranks, cell, by_one, by_several):
     assert_close(first, load_file(by_one / f"{cell}.rank0.safetensors"), TOLERANCES.get(cell, TOLERANCE))
 
 
-@pytest.mark.parametrize(("n_ranks", "cell"), RUNS)
+@pytest.mark.parametrize(("n_ranks", "cell"), each_cell(*RUNS))
 def test_logged_numbers_are_those_of_one_process(n_ranks, cell, by_one, by_several):
     alone, several = (logged(folder / "cells" / cell) for folder in (by_one, by_several[n_ranks]))
     assert alone.keys() == several.keys()
@@ -134,7 +153,7 @@ def test_averaged_weights_and_callbacks_are_those_of_one_process(cell, by_one, b
     assert calls == json.loads((several / "model" / "calls.json").read_text()) and len(calls) > 4
 
 
-@pytest.mark.parametrize("cell", CHECKPOINTS)
+@pytest.mark.parametrize("cell", each_cell(*CHECKPOINTS))
 def test_a_resumed_run_equals_the_uninterrupted_one(cell, by_several):
     """Also where the processes differ: in their random numbers and in the state of their rewards."""
     folders = [by_several[2] / f"{cell}_{name}" for name in ("whole", "resumed")]
@@ -152,7 +171,7 @@ def test_a_run_of_two_processes_is_resumed_by_one(by_several, models, tmp_path):
     assert "number of processes: 2 before, 1 now" in log
 
 
-@pytest.mark.parametrize("cell", [*SPLIT, *OF_SPLIT_OFFLINE])
+@pytest.mark.parametrize("cell", each_cell(*SPLIT, *OF_SPLIT_OFFLINE))
 def test_each_process_has_its_part_of_the_weights(cell, by_several):
     shares = [float((by_several[2] / f"{cell}.rank{rank}.share").read_text()) for rank in (0, 1)]
     assert sum(shares) == pytest.approx(1)
@@ -201,7 +220,7 @@ def test_a_damaged_part_of_a_checkpoint_is_found(damage, by_several, tmp_path):
         read_checkpoint(folder)
 
 
-@pytest.mark.parametrize("cell", OF_SPLIT_OFFLINE)
+@pytest.mark.parametrize("cell", each_cell(*OF_SPLIT_OFFLINE))
 def test_files_of_split_weights_on_given_texts_are_those_of_one_process(cell, by_one, by_several):
     """Those of checkpoints and of the final model: the best one, in some cells."""
     alone, several = (folder / "cells" / cell for folder in (by_one, by_several[2]))
