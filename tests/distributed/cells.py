@@ -404,9 +404,23 @@ BEST_LOADED = "supervised_with_split_adapters"
 """Cell that ends with its best model, and that two processes also resume from the checkpoint of one."""
 
 SLOW = frozenset(
-    """a2c dialogues dpo_with_split_adapters fsdp_engine_ahead fsdp_grpo grpo_in_episodes kto_with_split_packed_rows
-    online_dpo orpo_with_experts ppo_with_quantized_base reward_model reward_model_with_split_adapters stateful_ahead
-    supervised_t5 supervised_with_experts""".split()
+    [
+        "a2c",
+        "dialogues",
+        "dpo_with_split_adapters",
+        "fsdp_engine_ahead",
+        "fsdp_grpo",
+        "grpo_in_episodes",
+        "kto_with_split_packed_rows",
+        "online_dpo",
+        "orpo_with_experts",
+        "ppo_with_quantized_base",
+        "reward_model",
+        "reward_model_with_split_adapters",
+        "stateful_ahead",
+        "supervised_t5",
+        "supervised_with_experts",
+    ]
 )
 """Cells that only `make test-all` trains; each is like another one in most respects."""
 OF_THREE = ("ppo_of_minibatches", "ppo_t5", "trpo", "supervised", "dpo")
