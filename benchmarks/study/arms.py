@@ -27,7 +27,7 @@ class Effort:
     """How much is trained and measured.
 
     Args:
-        n_iters: iterations of runs with a reward.
+        n_iters: iterations of runs with a reward; two thirds with long responses, half with tools.
         n_episodes: of an iteration.
         n_measured: prompts of `test` that each model answers.
         max_prompt_length: in tokens, instead of the task's own; that of a tiny model has few letters each.
@@ -125,12 +125,11 @@ KL_IN_LOSS = {"alg.kl_div.coeff": 0.2, "alg.kl_div.estimator": "k2"}
 
 def rl_run(task: str, model: str, effort: Effort) -> dict[str, Any]:
     """Return the config of a task without what belongs to an algorithm."""
-    schedule = {"n_iters": effort.n_iters, "eval_every": effort.n_iters, "save_every": 10}
+    n_iters = {"story": effort.n_iters * 2 // 3, "tool": effort.n_iters // 2}.get(task, effort.n_iters)
+    schedule = {"n_iters": n_iters, "eval_every": n_iters, "save_every": 5}
     if task in ("format", "tool"):
         config = format_task_run(model) if task == "format" else tool_task_run(model)
         config["train_evaluation"] |= schedule
-        if task == "tool":
-            config["train_evaluation"]["n_iters"] = config["train_evaluation"]["eval_every"] = effort.n_iters // 2
         if task == "format":
             config["env"]["n_envs"] = effort.n_episodes
             config["alg"]["args"] = {"n_episodes": effort.n_episodes, "minibatch_episodes": MINIBATCH}
