@@ -95,7 +95,8 @@ def models(tiny_gpt2_dir, tiny_t5_dir, tiny_tokenizer, tmp_path_factory) -> Iter
 @pytest.fixture(scope="module")
 def left_out(request) -> frozenset[str]:
     """Cells that no selected test compares."""
-    has_slow = any(item.module is request.module and item.get_closest_marker("slow") for item in request.session.items)
+    items = [item for item in request.session.items if item.path == request.path]
+    has_slow = any(item.get_closest_marker("slow") for item in items)
     return frozenset() if has_slow else SLOW
 
 
