@@ -185,7 +185,7 @@ def _changes(config: RunConfig, is_on_gpu: bool) -> Iterator[Change]:
         yield Change(lora)
     yield Change({**lora, f"{POLICY}.quantization": NF4})
 
-    # Neither a rounded reference can be split, nor are activations then in main memory.
+    # With split weights, the reference is in float32, and activations stay on the device.
     if is_on_gpu:
         of_parts = {f"{POLICY}.reference_dtype": "float32", f"{POLICY}.activation_offload": False}
         for n in N_PROCESSES:

@@ -102,6 +102,8 @@ class AdamW8bit(TorchaoAdamW8bit):
             codes, scale, qmap = (joined.pop(f"{name}.{part}") for part in ("codes", "scale", "qmap"))
             own_codes = own_part(codes)
             scale, qmap = scale.to(own_codes.device), qmap.to(own_codes.device)  # files are read to main memory
+
+            # Blocks that would now be in two processes: the moment is float32 from here on.
             blocks = self._shape_of_scales(weight)
             moment: Tensor
             if blocks is None:
@@ -110,6 +112,8 @@ class AdamW8bit(TorchaoAdamW8bit):
                 numbers = torch.arange(first, first + own_codes.numel(), device=codes.device)
                 scales = scale.flatten()[numbers // self.block_size]
                 moment = qmap[own_codes.long()] * scales.view(own_codes.shape)
+
+            # Otherwise codes and the scales of their blocks, which are whole in files of earlier versions.
             else:
                 start, end = rows_here(weight, blocks[0])
                 own_scale = own_part(scale) if is_split(scale) else scale.view(blocks)[start:end]

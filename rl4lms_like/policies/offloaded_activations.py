@@ -37,8 +37,8 @@ class Copy(NamedTuple):
     device: torch.device
 
 
-class _Weight(NamedTuple):
-    """Saved weight, which stays where it is, and torch's counter of its changes."""
+class _Kept(NamedTuple):
+    """Saved tensor that stays where it is, a weight or a small one, and torch's counter of its changes."""
 
     tensor: Tensor
     version: int
@@ -51,14 +51,14 @@ def saved_in_main_memory(weights: Iterable[Tensor]) -> AbstractContextManager[No
         weights: what stays on the device: parameters, buffers and other tensors that exist in any case.
 
     Raises:
-        RuntimeError: in the backward pass, a weight has changed since the forward pass.
+        RuntimeError: in the backward pass, a tensor that stayed has changed since the forward pass.
     """
     # A saved tensor may be a view of a weight, such as its transpose, and then has the same storage.
     storages = {_storage_of(weight) for weight in weights}
 
-    def pack(tensor: Tensor) -> Copy | _Weight:
+    def pack(tensor: Tensor) -> Copy | _Kept:
         if _storage_of(tensor) in storages or tensor.nbytes < MIN_BYTES:
-            return _Weight(tensor, tensor._version)
+            return _Kept(tensor, tensor._version)
         return to_main_memory(tensor)
 
     return saved_tensors_hooks(pack, _unpacked)
@@ -81,11 +81,11 @@ def to_main_memory(tensor: Tensor) -> Copy:
     return Copy(values, tensor.shape, tensor.stride(), tensor.device)
 
 
-def _unpacked(saved: Copy | _Weight) -> Tensor:
-    if isinstance(saved, _Weight):
+def _unpacked(saved: Copy | _Kept) -> Tensor:
+    if isinstance(saved, _Kept):
         # Without hooks, torch checks this itself.
         if saved.tensor._version != saved.version:
-            raise RuntimeError("a weight has changed between its forward and backward pass")
+            raise RuntimeError("a saved tensor has changed between its forward and backward pass")
         return saved.tensor
 
     values, shape, stride, device = saved

@@ -184,13 +184,17 @@ def rows_of_blocks(shape: Sequence[int], block_size: int, n_processes: int = 1) 
         n_processes: number of processes that split the rows; each has as many as the first one, the last one the rest.
     """
     size = math.prod(shape)
-    if size < 4096:
+    if size < 4096:  # as torchao does
         return None
+
+    # The smallest number of rows whose elements are a multiple of a block.
     n_rows = block_size // math.gcd(size // shape[0], block_size)
 
+    # All processes but the last one have equally many rows; the last one has the rest, which may be none.
     rows_of_process = math.ceil(shape[0] / n_processes)
-    have_all_rows = rows_of_process * (n_processes - 1) < shape[0]
-    return n_rows if have_all_rows and shape[0] % n_rows == 0 == rows_of_process % n_rows else None
+    all_have_rows = rows_of_process * (n_processes - 1) < shape[0]
+    have_whole_blocks = shape[0] % n_rows == 0 and rows_of_process % n_rows == 0
+    return n_rows if all_have_rows and have_whole_blocks else None
 
 
 def require_values(model: nn.Module) -> None:

@@ -12,7 +12,7 @@ Padding is recognized by its position, never by its id, so that the end token is
 The first token of a causal example has no label, because no token precedes it. With a chat template, a causal example
 is the rendered conversation; its labels are those of the response, or of all messages of the assistant
 (`Sample.learned`), and of the token that ends each. A text without a prompt is divided into blocks. A response that
-ended at a length limit (`Sample.truncated`) has no end token: the model that wrote it would have gone on.
+ended at a length limit (`Sample.truncated`) has no end token: the model that wrote it would have continued.
 """
 
 from __future__ import annotations
