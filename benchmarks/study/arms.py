@@ -17,7 +17,8 @@ from rl4lms_like.config.yaml_file import apply_values
 TASKS = "benchmarks.study.tasks"
 ADAPTERS = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}
 N_SAMPLES = 8
-"""Responses to a prompt in a group, and from which pairs are made."""
+"""Responses to each prompt of a rollout, and from which pairs are made. PPO needs no groups; here it has those of the
+others, so that all arms see the same prompts, and computes each prompt once for its 8 responses."""
 MINIBATCH = 16
 """Episodes of an optimizer step, except for the tool task, whose episodes are long."""
 
@@ -33,7 +34,7 @@ class Effort:
         max_prompt_length: in tokens, instead of the task's own; that of a tiny model has few letters each.
     """
 
-    n_iters: int = 30
+    n_iters: int = 20
     n_episodes: int = 64
     n_measured: int = 200
     max_prompt_length: int | None = None
@@ -82,7 +83,7 @@ def arms(task: str, model: str, effort: Effort) -> dict[str, Arm]:
     if effort.max_prompt_length is not None:
         run["env"]["args"]["max_prompt_length"] = effort.max_prompt_length
     if task == "tool":
-        return {"PPO": trained(run, PPO_OF_DIALOGUES), "GRPO": trained(run, {})}
+        return {"PPO": trained(run, PPO), "GRPO": trained(run, GRPO)}
 
     start = {"start": Arm()}
     if task != "film":
@@ -108,7 +109,7 @@ def arms(task: str, model: str, effort: Effort) -> dict[str, Arm]:
 OF_GROUPS = {"alg.args.group_size": N_SAMPLES, "alg.args.n_epochs": 1, "alg.args.learning_rate": 3e-4}
 GRPO = {**OF_GROUPS, "alg.id": "grpo"}
 RLOO = {**OF_GROUPS, "alg.id": "rloo"}
-PPO = {"alg.id": "ppo", "alg.args.n_epochs": 1, "alg.args.learning_rate": 3e-4}
+PPO = {**OF_GROUPS, "alg.id": "ppo"}
 NLPO = {
     **PPO,
     "alg.id": "nlpo",
@@ -117,8 +118,6 @@ NLPO = {
     "alg.policy.args.top_mask": 0.9,
     "alg.policy.args.target_update_iterations": 5,
 }
-PPO_OF_DIALOGUES = {**PPO, "alg.args.group_size": 1}
-
 KL_IN_LOSS = {"alg.kl_div.coeff": 0.2, "alg.kl_div.estimator": "k2"}
 """For GRPO, whose KL is weighed against advantages of variance 1, not rewards; k2 has the gradient of the KL."""
 

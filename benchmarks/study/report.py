@@ -1,4 +1,4 @@
-"""Tables, pictures and samples of the study, from the files of its runs.
+"""Tables, pictures and samples of the study, from the files of its results.
 
 reward_and_kl_<task>.svg       rollouts of the runs with a reward: mean reward against KL, one line for each arm
 reward_and_time_<task>.svg     the same rewards against CPU hours
@@ -14,35 +14,36 @@ from typing import Any
 
 from benchmarks.hyperparameters import half_width
 
-REWARD, KL, TIME = "rollout_info/ep_rew", "rollout_info/kl_div_mean", "CPU hours"
+TIME = "CPU hours"
+ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES = "reward of rollouts", "KL of rollouts", "samples"
+LISTS = (ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES)
+"""Results that are no single number."""
 
 
 def write_report(results: Path) -> Path:
     """Write `report.md` and the pictures; return its path."""
     lines = ["# Study"]
-    for task in sorted(path for path in results.iterdir() if path.is_dir() and list(path.glob("*/seed_*"))):
-        arms = {arm.name: seeds for arm in sorted(task.iterdir()) if (seeds := measured_seeds(arm))}
-        if not arms:
-            continue
-        lines += ["", f"## {task.name}", "", *table(arms), "", *pictures(task, results), *samples(arms)]
+    for task in sorted({path.parent.parent for path in results.glob("*/*/seed_*.json")}):
+        arms = {arm.name.replace("_", " "): results_of(arm) for arm in sorted(task.iterdir())}
+        lines += ["", f"## {task.name}", "", *table(arms), "", *pictures(task.name, arms, results), *samples(arms)]
     report = results / "report.md"
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return report
 
 
-def measured_seeds(arm: Path) -> list[dict[str, Any]]:
-    """Return the numbers of each seed of an arm that is finished."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(arm.glob("seed_*/measured.json"))]
+def results_of(arm: Path) -> list[dict[str, Any]]:
+    """Return the results of each seed of an arm."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(arm.glob("seed_*.json"))]
 
 
 def table(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """Yield the lines of a table with a row for each arm: means over seeds, with half of the 95 % interval."""
-    columns = dict.fromkeys(key for seeds in arms.values() for key in seeds[0] if key != "samples")
+    columns = dict.fromkeys(key for seeds in arms.values() for key in seeds[0] if key not in LISTS)
     yield f"| | seeds | {' | '.join(columns)} |"
     yield "|---" * (len(columns) + 2) + "|"
     for name, seeds in arms.items():
         cells = [with_interval([numbers[key] for numbers in seeds if key in numbers]) for key in columns]
-        yield f"| {name.replace('_', ' ')} | {len(seeds)} | {' | '.join(cells)} |"
+        yield f"| {name} | {len(seeds)} | {' | '.join(cells)} |"
 
 
 def with_interval(values: Sequence[float]) -> str:
@@ -56,43 +57,32 @@ def with_interval(values: Sequence[float]) -> str:
 def samples(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
     """Yield three responses of each arm's first seed; prompt and response have a bar between them."""
     for name, seeds in arms.items():
-        shown = seeds[0].get("samples", [])[:3]
+        shown = seeds[0].get(SAMPLES, [])[:3]
         if shown:
-            yield f"\n{name.replace('_', ' ')}:\n"
+            yield f"\n{name}:\n"
             yield from (f"* {' '.join(text.split())}" for text in shown)
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def pictures(task: Path, results: Path) -> Iterator[str]:
+def pictures(task: str, arms: Mapping[str, Sequence[Mapping[str, Any]]], results: Path) -> Iterator[str]:
     """Draw the pictures of a task; yield the lines that show them."""
-    curves = {arm.name.replace("_", " "): curves_of(arm) for arm in sorted(task.iterdir())}
-    curves = {name: of_seeds for name, of_seeds in curves.items() if of_seeds}
+    curves = {name: list(map(curves_of, seeds)) for name, seeds in arms.items() if ROLLOUT_REWARD in seeds[0]}
     if not curves:
         return
-    for name, key, label in (("kl", KL, "KL to the start, nats per token"), ("time", TIME, "CPU hours")):
-        file = f"reward_and_{name}_{task.name}.svg"
+    for name, key, label in (("kl", ROLLOUT_KL, "KL to the start, nats per token"), ("time", TIME, TIME)):
+        file = f"reward_and_{name}_{task}.svg"
         draw(results / file, curves, key, label)
         yield f"![Reward of the rollouts of {', '.join(curves)} against {label}]({file})"
 
 
-def curves_of(arm: Path) -> list[dict[str, list[float]]]:
-    """Return for each seed of an arm with a reward: rewards, KLs and CPU hours of its iterations."""
-    curves = []
-    for seed in sorted(arm.glob("seed_*")):
-        rollouts = seed / "rl4lm_exps" / "run" / "rollout_info.jsonl"
-        if not rollouts.is_file() or not (seed / "measured.json").is_file():
-            continue
-        rows = [json.loads(line) for line in rollouts.read_text(encoding="utf-8").splitlines()]
-        if REWARD not in rows[0]:
-            continue
-        hours = json.loads((seed / "measured.json").read_text(encoding="utf-8"))["CPU hours"]
-
-        # Only the CPU time of the whole run is known; iterations take about equally long.
-        times = [hours * (i + 1) / len(rows) for i in range(len(rows))]
-        curves.append({REWARD: [row[REWARD] for row in rows], KL: [row[KL] for row in rows], TIME: times})
-    return curves
+def curves_of(numbers: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return rewards, KLs and CPU hours of the iterations of a run with a reward."""
+    # Only the CPU time of the whole run is known; iterations take about equally long.
+    n_iters = len(numbers[ROLLOUT_REWARD])
+    times = [numbers[TIME] * (i + 1) / n_iters for i in range(n_iters)]
+    return {ROLLOUT_REWARD: numbers[ROLLOUT_REWARD], ROLLOUT_KL: numbers[ROLLOUT_KL], TIME: times}
 
 
 def draw(path: Path, curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], key: str, label: str) -> None:
@@ -105,8 +95,8 @@ def draw(path: Path, curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     for name, seeds in curves.items():
         points = [
-            (fmean(seed[key][i] for seed in seeds), fmean(seed[REWARD][i] for seed in seeds))
-            for i in range(min(len(seed[REWARD]) for seed in seeds))
+            (fmean(seed[key][i] for seed in seeds), fmean(seed[ROLLOUT_REWARD][i] for seed in seeds))
+            for i in range(min(len(seed[ROLLOUT_REWARD]) for seed in seeds))
         ]
         axes.plot(*zip(*points, strict=True), marker=".", label=name)
     axes.set_xlabel(label)

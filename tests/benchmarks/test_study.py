@@ -137,17 +137,14 @@ def test_arms_are_configs_that_are_accepted(task, effort, data):
 
 
 def test_the_report_has_means_and_intervals_and_draws_the_rollouts(tmp_path):
+    (tmp_path / "film" / "GRPO").mkdir(parents=True)
     for seed, reward in enumerate((0.4, 0.6)):
-        folder = tmp_path / "film" / "GRPO" / f"seed_{seed}"
-        (folder / "rl4lm_exps" / "run").mkdir(parents=True)
-        rows = [{"rollout_info/ep_rew": reward * i, "rollout_info/kl_div_mean": 0.1 * i} for i in range(3)]
-        (folder / "rl4lm_exps" / "run" / "rollout_info.jsonl").write_text("\n".join(map(json.dumps, rows)))
         numbers = {"reward": reward, "CPU hours": 0.5, "samples": ["a prompt | a response"]}
-        (folder / "measured.json").write_text(json.dumps(numbers))
-    (tmp_path / "film" / "NLPO" / "seed_0").mkdir(parents=True)  # not finished
+        numbers |= {report.ROLLOUT_REWARD: [0.0, reward], report.ROLLOUT_KL: [0.0, 0.1]}
+        (tmp_path / "film" / "GRPO" / f"seed_{seed}.json").write_text(json.dumps(numbers))
 
     text = report.write_report(tmp_path).read_text()
-    assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text and "NLPO" not in text
+    assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text
     assert "* a prompt | a response" in text
     assert (tmp_path / "reward_and_kl_film.svg").is_file() and (tmp_path / "reward_and_time_film.svg").is_file()
 
