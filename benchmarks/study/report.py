@@ -1,7 +1,8 @@
 """Tables, pictures and samples of the study, from the files of its results.
 
-reward_and_kl_<task>.svg       rollouts of the runs with a reward: mean reward against KL, one line for each arm
-reward_and_time_<task>.svg     the same rewards against CPU hours
+study_<task>_kl.svg       rollouts of the runs with a reward: mean reward against KL, one line for each arm; points:
+                          models that were trained on given texts, on held-out prompts
+study_<task>_time.svg     the same rewards against CPU minutes
 """
 
 from __future__ import annotations
@@ -13,22 +14,42 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.hyperparameters import half_width
+from scripts.docs.charts import Curve, Point, curves_picture
 
-TIME = "CPU hours"
+TIME, MINUTES = "CPU hours", "CPU minutes"
 ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES = "reward of rollouts", "KL of rollouts", "samples"
 LISTS = (ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES)
 """Results that are no single number."""
 
 
-def write_report(results: Path) -> Path:
-    """Write `report.md` and the pictures; return its path."""
+SHORT = {"PPO shared critic": "shared critic", "DPO on sampled pairs": "DPO", "SFT on the best of 8": "SFT"}
+"""Name of an arm -> that in pictures."""
+
+
+def write_report(results: Path, folder: Path) -> Path:
+    """Write `report.md` and the pictures into a folder; return the path of the report."""
+    drawn = dict(pictures(results))
+    for name, content in drawn.items():
+        (folder / name).write_text(content, encoding="utf-8")
+
     lines = ["# Study"]
-    for task in sorted({path.parent.parent for path in results.glob("*/*/seed_*.json")}):
-        arms = {arm.name.replace("_", " "): results_of(arm) for arm in sorted(task.iterdir())}
-        lines += ["", f"## {task.name}", "", *table(arms), "", *pictures(task.name, arms, results), *samples(arms)]
-    report = results / "report.md"
+    for task in tasks_of(results):
+        arms = arms_of(task)
+        shown = [f"![]({name})" for name in drawn if name.startswith(f"study_{task.name}_")]
+        lines += ["", f"## {task.name}", "", *table(arms), "", *shown, *samples(arms)]
+    report = folder / "report.md"
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return report
+
+
+def tasks_of(results: Path) -> list[Path]:
+    """Return the folders of the tasks with results."""
+    return sorted({path.parent.parent for path in results.glob("*/*/seed_*.json")})
+
+
+def arms_of(task: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the results of all seeds of each arm, by its name."""
+    return {arm.name.replace("_", " "): results_of(arm) for arm in sorted(task.iterdir())}
 
 
 def results_of(arm: Path) -> list[dict[str, Any]]:
@@ -66,42 +87,48 @@ def samples(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
 # --- pictures ---------------------------------------------------------------------------------------------------------
 
 
-def pictures(task: str, arms: Mapping[str, Sequence[Mapping[str, Any]]], results: Path) -> Iterator[str]:
-    """Draw the pictures of a task; yield the lines that show them."""
-    curves = {name: list(map(curves_of, seeds)) for name, seeds in arms.items() if ROLLOUT_REWARD in seeds[0]}
-    if not curves:
-        return
-    for name, key, label in (("kl", ROLLOUT_KL, "KL to the start, nats per token"), ("time", TIME, TIME)):
-        file = f"reward_and_{name}_{task}.svg"
-        draw(results / file, curves, key, label)
-        yield f"![Reward of the rollouts of {', '.join(curves)} against {label}]({file})"
+def pictures(results: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name of each picture's file and its content."""
+    for task in tasks_of(results):
+        arms = arms_of(task)
+        curves = {name: list(map(curves_of, seeds)) for name, seeds in arms.items() if ROLLOUT_REWARD in seeds[0]}
+        if not curves:
+            continue
+        n_seeds = min(map(len, curves.values()))
+        low = min(0.0, *(min(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
+        high = max(1.0, *(max(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
+        subtitle = f"reward of the rollouts, mean of {n_seeds} seed{'s' if n_seeds > 1 else ''}"
+        for key, x_name, title in (
+            (ROLLOUT_KL, "KL to the initial model, nats per token", f"{task.name}: reward against KL"),
+            (MINUTES, "CPU minutes", f"{task.name}: reward against time"),
+        ):
+            lines = [mean_curve(name, seeds, key) for name, seeds in curves.items()]
+            points = list(given_texts(arms, key))
+            yield (
+                f"study_{task.name}_{'kl' if key == ROLLOUT_KL else 'time'}.svg",
+                curves_picture(title[0].upper() + title[1:], subtitle, x_name, lines, (low, high), points),
+            )
 
 
 def curves_of(numbers: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Return rewards, KLs and CPU hours of the iterations of a run with a reward."""
+    """Return rewards, KLs and CPU minutes of the iterations of a run with a reward."""
     # Only the CPU time of the whole run is known; iterations take about equally long.
     n_iters = len(numbers[ROLLOUT_REWARD])
-    times = [numbers[TIME] * (i + 1) / n_iters for i in range(n_iters)]
-    return {ROLLOUT_REWARD: numbers[ROLLOUT_REWARD], ROLLOUT_KL: numbers[ROLLOUT_KL], TIME: times}
+    times = [60 * numbers[TIME] * (i + 1) / n_iters for i in range(n_iters)]
+    return {ROLLOUT_REWARD: numbers[ROLLOUT_REWARD], ROLLOUT_KL: numbers[ROLLOUT_KL], MINUTES: times}
 
 
-def draw(path: Path, curves: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], key: str, label: str) -> None:
-    """Draw a line for each arm: means over seeds of the reward and of another number, iteration by iteration."""
-    import matplotlib
+def mean_curve(name: str, seeds: Sequence[Mapping[str, Sequence[float]]], key: str) -> Curve:
+    """Return the line of an arm: means over seeds of the reward and of another number, iteration by iteration."""
+    x = [fmean(values) for values in zip(*(seed[key] for seed in seeds), strict=True)]
+    mean = [fmean(values) for values in zip(*(seed[ROLLOUT_REWARD] for seed in seeds), strict=True)]
+    return Curve(SHORT.get(name, name), x, mean)
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for name, seeds in curves.items():
-        points = [
-            (fmean(seed[key][i] for seed in seeds), fmean(seed[ROLLOUT_REWARD][i] for seed in seeds))
-            for i in range(min(len(seed[ROLLOUT_REWARD]) for seed in seeds))
-        ]
-        axes.plot(*zip(*points, strict=True), marker=".", label=name)
-    axes.set_xlabel(label)
-    axes.set_ylabel("reward of the rollouts")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+def given_texts(arms: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> Iterator[Point]:
+    """Yield the points of arms that train without rollouts: the reward of their models on held-out prompts."""
+    for name, seeds in arms.items():
+        if ROLLOUT_REWARD in seeds[0] or seeds[0][TIME] == 0.0:
+            continue
+        x = fmean(60 * numbers[TIME] if key == MINUTES else numbers["KL"] for numbers in seeds)
+        yield Point(SHORT.get(name, name), x, fmean(numbers["reward"] for numbers in seeds))

@@ -143,10 +143,10 @@ def test_the_report_has_means_and_intervals_and_draws_the_rollouts(tmp_path):
         numbers |= {report.ROLLOUT_REWARD: [0.0, reward], report.ROLLOUT_KL: [0.0, 0.1]}
         (tmp_path / "film" / "GRPO" / f"seed_{seed}.json").write_text(json.dumps(numbers))
 
-    text = report.write_report(tmp_path).read_text()
+    text = report.write_report(tmp_path, tmp_path).read_text()
     assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text
     assert "* a prompt | a response" in text
-    assert (tmp_path / "reward_and_kl_film.svg").is_file() and (tmp_path / "reward_and_time_film.svg").is_file()
+    assert {"study_film_kl.svg", "study_film_time.svg"} == {path.name for path in tmp_path.glob("*.svg")}
 
 
 def test_a_tokenizer_without_a_pad_token_is_no_obstacle(tmp_path, data):

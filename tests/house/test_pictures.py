@@ -7,7 +7,8 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from scripts.docs.pictures import DARK, LIGHT, PICTURES, drawn
+from scripts.docs.charts import DARK, LIGHT
+from scripts.docs.pictures import PICTURES, drawn
 from tests.house.test_docs import PAGES, ROOT, text_of
 
 DRAWN = dict(drawn())
