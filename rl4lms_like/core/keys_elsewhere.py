@@ -61,7 +61,7 @@ _OF_EVERY_RUN = (
         "`torchrun` starts several processes, which compute what one would",
     ),
     Equivalent("", "router_aux_loss_coef aux_loss_coef experts_implementation", "it is that of the model's config"),
-    Equivalent("", "pad_to_multiple_of", "padding changes no number and has no setting"),
+    Equivalent("", "pad_to_multiple_of", "padding changes numbers by rounding only and has no setting"),
     Equivalent("", "chat_template_kwargs", "a template gets no arguments; write them into `tokenizer.chat_template`"),
     Equivalent("", "input_template", "`prompt_prefix` and `prompt_suffix` of a data pool are put around each prompt"),
     Equivalent("", "dataset_probs prompt_probs", "one data pool gives all prompts; join the files before"),
@@ -228,7 +228,7 @@ RL_KEYS = (
         "per_device_train_batch_size gradient_accumulation_steps micro_train_batch_size ppo_micro_batch_size "
         "train.micro_batch_size train.max_tokens_per_gpu rollout.max_tokens_per_gpu auto_find_batch_size "
         "ppo_micro_batch_size_per_gpu",
-        "tokens of a forward pass; it changes no number",
+        "tokens of a forward pass; it changes numbers by rounding only",
     ),
     Equivalent("alg.args.clip_range_vf", "cliprange_value value_clip"),
     Equivalent("alg.args.vf_coef", "vf_coef"),
@@ -416,7 +416,7 @@ OFFLINE_KEYS = (
     Equivalent(
         "alg.packing",
         "packing packing_strategy eval_packing packing_samples padding_free",
-        "`auto` packs the rows of each batch, and changes neither the batches nor a number",
+        "`auto` packs the rows of each batch; batches stay the same, and numbers change by rounding only",
     ),
     Equivalent(
         "datapool",

@@ -45,7 +45,8 @@ class ServerArguments:
         retries: maximum number of retries of a request after a timeout, a lost connection or a status of 500 and above.
         backoff: seconds before the first retry; doubled with each retry.
         max_gap: largest accepted mean absolute difference between the engine's log-probs and those of the policy, in
-            nats per token. Precisions below float32 give about 0.01, outdated weights 0.1 and more.
+            nats per token. Precisions below float32 give larger differences than float32, outdated weights 0.1 and
+            more.
         sleep: release the server's memory during updates. On GPUs the server needs options for it (docs/engines.md).
         max_connections: maximum number of concurrent requests, one for each response.
         headers_from_env: header -> name of the environment variable that holds its value.

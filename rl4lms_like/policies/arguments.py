@@ -340,8 +340,7 @@ class PolicyArguments(Block):
             memory, and multiplies with them in bfloat16.
         attn_implementation: attention of transformers: `eager`, `sdpa`, `flash_attention_2` ...; default: transformers'
             choice.
-        gradient_checkpointing: recompute activations in the backward pass. This needs less memory and about a third
-            more time.
+        gradient_checkpointing: recompute activations in the backward pass. This needs less memory and more time.
         activation_offload: keep activations in main memory from the forward to the backward pass.
         compile: apply `torch.compile` to the networks of the update.
         dropout: use the model's dropout in updates. The ratios of the first minibatch then differ from 1.
