@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.study.arms import QUICK, Arm, Effort, arms
-from benchmarks.study.measure import N_TOKENS, measured
+from benchmarks.study.measure import N_SHOWN, N_TOKENS, measured
 from benchmarks.study.report import ROLLOUT_KL, ROLLOUT_REWARD, write_report
 from benchmarks.study.tasks import DATA_VARIABLE, reviews
 from rl4lms_like.config.yaml_file import dump_yaml
@@ -102,13 +102,28 @@ def children_s() -> float:
 def measured_cell(cell: Cell, start: str, effort: Effort) -> dict[str, Any]:
     """Return the numbers of the model of a cell, which is trained."""
     run = cell.folder / "rl4lm_exps" / "run"
-    if cell.task in N_TOKENS:
-        model = run / "model" if cell.arm.commands else None
-        return measured(cell.task, model, start, cell.arm.answers, seed=cell.seed, n_prompts=effort.n_measured)
+    if cell.task not in N_TOKENS:
+        return of_dialogues(run)
+    model = run / "model" if cell.arm.commands else None
+    return measured(cell.task, model, start, cell.arm.answers, seed=cell.seed, n_prompts=effort.n_measured)
 
-    # Episodes with tools are played by the run itself: its last evaluation on `test`.
-    last = (run / "test_split_metrics.jsonl").read_text().splitlines()[-1]
-    return {key.removeprefix("environment/"): value for key, value in json.loads(last)["metrics"].items()}
+
+def of_dialogues(run: Path) -> dict[str, Any]:
+    """Return the numbers of a run whose episodes have several turns: those of its first and last evaluation on `test`.
+
+    The KL is that of the last rollout.
+    """
+    first, *_, last = [json.loads(line) for line in (run / "test_split_metrics.jsonl").read_text().splitlines()]
+    numbers = {"reward at first": first["metrics"]["environment/reward"]}
+    numbers |= {name: last["metrics"][f"environment/{name}"] for name in ("reward", "valid_call", "right", "turns")}
+    numbers["KL"] = json.loads((run / "rollout_info.jsonl").read_text().splitlines()[-1])["rollout_info/kl_div_mean"]
+
+    episodes = json.loads((run / f"epoch_{last['epoch']}_test_split_predictions.json").read_text())
+    samples = []
+    for episode in episodes[:N_SHOWN]:
+        said = [text for turn in episode["turns"] for text in (turn["text"], turn["answer"])]
+        samples.append(" | ".join([episode["prompt_text"].splitlines()[-1], *filter(None, said)]))
+    return numbers | {"samples": samples}
 
 
 def rollouts(cell: Cell) -> dict[str, list[float]]:

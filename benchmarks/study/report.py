@@ -48,8 +48,17 @@ def tasks_of(results: Path) -> list[Path]:
 
 
 def arms_of(task: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the results of all seeds of each arm, by its name."""
-    return {arm.name.replace("_", " "): results_of(arm) for arm in sorted(task.iterdir())}
+    """Return the results of all seeds of each arm, by its name.
+
+    The initial model is first, then runs with a reward, runs on given texts, and other samplings of the initial model.
+    """
+    arms = {arm.name.replace("_", " "): results_of(arm) for arm in sorted(task.iterdir())}
+
+    def kind(name: str) -> tuple[bool, bool, bool]:
+        numbers = arms[name][0]
+        return (name != "start", ROLLOUT_REWARD not in numbers, numbers[TIME] == 0.0)
+
+    return {name: arms[name] for name in sorted(arms, key=kind)}
 
 
 def results_of(arm: Path) -> list[dict[str, Any]]:
