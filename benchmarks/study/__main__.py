@@ -121,8 +121,10 @@ def of_dialogues(run: Path) -> dict[str, Any]:
     episodes = json.loads((run / f"epoch_{last['epoch']}_test_split_predictions.json").read_text())
     samples = []
     for episode in episodes[:N_SHOWN]:
-        said = [text for turn in episode["turns"] for text in (turn["text"], turn["answer"])]
-        samples.append(" | ".join([episode["prompt_text"].splitlines()[-1], *filter(None, said)]))
+        texts = [episode["prompt_text"].splitlines()[-1]]
+        for turn in episode["turns"]:  # the answer to a turn: messages, or nothing
+            texts += [turn["text"], *(message["content"] for message in turn["answer"])]
+        samples.append(" | ".join(texts))
     return numbers | {"samples": samples}
 
 

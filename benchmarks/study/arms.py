@@ -190,9 +190,9 @@ def on_sampled(run: Mapping[str, Any], model: str, id: str, effort: Effort) -> A
         "peft": ADAPTERS,
         "generation_kwargs": {"do_sample": True, "top_k": 0, "max_new_tokens": n_tokens},
         "training_args": {
-            "num_train_epochs": 2,
+            "num_train_epochs": 5,
             "per_device_train_batch_size": 16,
-            "learning_rate": 2e-4,
+            "learning_rate": 5e-4,
             "lr_scheduler_type": "cosine",
             "logging_steps": 5,
         },

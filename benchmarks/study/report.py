@@ -22,6 +22,8 @@ LISTS = (ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES)
 """Results that are no single number."""
 
 
+WINDOW = 4
+"""Iterations of which pictures show the mean."""
 SHORT = {"PPO shared critic": "shared critic", "DPO on sampled pairs": "DPO", "SFT on the best of 8": "SFT"}
 """Name of an arm -> that in pictures."""
 
@@ -80,8 +82,11 @@ def with_interval(values: Sequence[float]) -> str:
     """Return the mean of one number over seeds, with half of its 95 % interval; empty without values."""
     if not values:
         return ""
-    mean = f"{fmean(values):.3f}"
-    return mean if len(values) == 1 else f"{mean} ± {half_width(list(values)):.3f}"
+    mean = fmean(values)
+    digits = 1 if mean >= 10.0 else 3
+    if len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {half_width(list(values)):.{digits}f}"
 
 
 def samples(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -106,7 +111,7 @@ def pictures(results: Path) -> Iterator[tuple[str, str]]:
         n_seeds = min(map(len, curves.values()))
         low = min(0.0, *(min(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
         high = max(1.0, *(max(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
-        subtitle = f"reward of the rollouts, mean of {n_seeds} seed{'s' if n_seeds > 1 else ''}"
+        subtitle = f"means of {WINDOW} rollouts, {n_seeds} seed{'s' if n_seeds > 1 else ''}"
         for key, x_name, title in (
             (ROLLOUT_KL, "KL to the initial model, nats per token", f"{task.name}: reward against KL"),
             (MINUTES, "CPU minutes", f"{task.name}: reward against time"),
@@ -128,10 +133,12 @@ def curves_of(numbers: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def mean_curve(name: str, seeds: Sequence[Mapping[str, Sequence[float]]], key: str) -> Curve:
-    """Return the line of an arm: means over seeds of the reward and of another number, iteration by iteration."""
-    x = [fmean(values) for values in zip(*(seed[key] for seed in seeds), strict=True)]
-    mean = [fmean(values) for values in zip(*(seed[ROLLOUT_REWARD] for seed in seeds), strict=True)]
-    return Curve(SHORT.get(name, name), x, mean)
+    """Return the line of an arm: means over seeds and `WINDOW` iterations of the reward and of another number."""
+    numbers = []
+    for wanted in (key, ROLLOUT_REWARD):
+        values = [fmean(of_iteration) for of_iteration in zip(*(seed[wanted] for seed in seeds), strict=True)]
+        numbers.append([fmean(values[max(0, end - WINDOW) : end]) for end in range(1, len(values) + 1)])
+    return Curve(SHORT.get(name, name), *numbers)
 
 
 def given_texts(arms: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> Iterator[Point]:

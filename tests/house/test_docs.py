@@ -71,6 +71,8 @@ def workplace(tmp_path, monkeypatch, tiny_gpt2_dir, tiny_t5_dir, tiny_gguf_dir) 
     (tmp_path / "gpt2").symlink_to(tiny_gpt2_dir)
     (tmp_path / "t5-small").symlink_to(tiny_t5_dir)
     (tmp_path / "merged").symlink_to(tiny_gpt2_dir)
+    (tmp_path / "HuggingFaceTB").mkdir()
+    (tmp_path / "HuggingFaceTB" / "SmolLM2-135M-Instruct").symlink_to(tiny_gpt2_dir)
     for name in ("llama", "downloads"):
         (tmp_path / name).symlink_to(tiny_gguf_dir / name)
     (tmp_path / "rl4lm_exps" / "warm_start").mkdir(parents=True)
