@@ -108,7 +108,7 @@ def curves_picture(
     y_range: tuple[float, float],
     points: Sequence[Point] = (),
 ) -> str:
-    """Return a picture of learning curves, each with its label at its end, and of single points."""
+    """Return a picture of learning curves, with their labels at the right, and of single points."""
     low, high = y_range
     x_max = max(*(max(curve.x) for curve in curves), *(point.x for point in points), 0.0)
     longest = max(len(one.label) for one in (*curves, *points))
@@ -144,15 +144,22 @@ def curves_picture(
         x, y = place(point.x, point.y)
         elements.append(f'<circle fill="var(--ink)" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
 
-    # Labels at the ends of the lines and beside the points, moved apart where they are close together.
-    ends = [(curve.mean[-1], curve.x[-1], curve.label, f"line-{i}") for i, curve in enumerate(curves, start=1)]
+    # Labels of lines are at the right, at the height of their ends, those of points beside them, to the left if the
+    # others are near; all are moved apart where they are close together.
+    ends = [(curve.mean[-1], x_max, curve.label, f"line-{i}") for i, curve in enumerate(curves, start=1)]
     beside = [(point.y, point.x, point.label, "point") for point in points]
     for labels in (ends, beside):
         y_before = 0.0
         for value, x_value, label, kind in sorted(labels, key=lambda one: -one[0]):
             x, y = place(x_value, value)
             y_before = max(y, y_before + 15)
-            elements.append(f'<g class="{kind}">{_text(x + 6, y_before + 4, label, "fill")}</g>')
+            is_left = kind == "point" and x_value > 0.8 * x_max
+            text = (
+                _text(x - 8, y_before + 4, label, "fill", "end")
+                if is_left
+                else _text(x + 6, y_before + 4, label, "fill")
+            )
+            elements.append(f'<g class="{kind}">{text}</g>')
 
     summary = [f"{curve.label} from {curve.mean[0]:.2f} to {curve.mean[-1]:.2f}" for curve in curves]
     summary += [f"{point.label} {point.y:.2f}" for point in points]
