@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.study.arms import QUICK, Arm, Effort, arms
 from benchmarks.study.measure import N_SHOWN, N_TOKENS, measured
-from benchmarks.study.report import ROLLOUT_KL, ROLLOUT_REWARD, write_report
+from benchmarks.study.report import ROLLOUT_KL, ROLLOUT_REWARD, SAMPLES, TIME, write_report
 from benchmarks.study.tasks import DATA_VARIABLE, reviews
 from rl4lms_like.config.yaml_file import dump_yaml
 from rl4lms_like.core.chat_template import CHATML_TEMPLATE
@@ -118,14 +118,15 @@ def of_dialogues(run: Path) -> dict[str, Any]:
     numbers |= {name: last["metrics"][f"environment/{name}"] for name in ("reward", "valid_call", "right", "turns")}
     numbers["KL"] = json.loads((run / "rollout_info.jsonl").read_text().splitlines()[-1])["rollout_info/kl_div_mean"]
 
+    # A sample is the question, each turn, and the messages that answer it.
     episodes = json.loads((run / f"epoch_{last['epoch']}_test_split_predictions.json").read_text())
     samples = []
     for episode in episodes[:N_SHOWN]:
         texts = [episode["prompt_text"].splitlines()[-1]]
-        for turn in episode["turns"]:  # the answer to a turn: messages, or nothing
+        for turn in episode["turns"]:
             texts += [turn["text"], *(message["content"] for message in turn["answer"])]
         samples.append(" | ".join(texts))
-    return numbers | {"samples": samples}
+    return numbers | {SAMPLES: samples}
 
 
 def rollouts(cell: Cell) -> dict[str, list[float]]:
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
                 continue
             print(f"{cell.task}, {cell.name}, seed {cell.seed}", flush=True)
             hours = train(cell) / 3600
-            numbers = measured_cell(cell, start, effort) | {"CPU hours": hours} | rollouts(cell)
+            numbers = measured_cell(cell, start, effort) | {TIME: hours} | rollouts(cell)
             cell.results.parent.mkdir(parents=True, exist_ok=True)
             cell.results.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     print(write_report(results, runs))

@@ -21,7 +21,6 @@ ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES = "reward of rollouts", "KL of rollouts", "s
 LISTS = (ROLLOUT_REWARD, ROLLOUT_KL, SAMPLES)
 """Results that are no single number."""
 
-
 WINDOW = 4
 """Iterations of which pictures show the mean."""
 SHORT = {"PPO shared critic": "shared critic", "DPO on sampled pairs": "DPO", "SFT on the best of 8": "SFT"}
@@ -109,6 +108,8 @@ def pictures(results: Path) -> Iterator[tuple[str, str]]:
         if not curves:
             continue
         n_seeds = min(map(len, curves.values()))
+
+        # The best reward of a task may be above 1.
         low = min(0.0, *(min(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
         high = max(1.0, *(max(seed[ROLLOUT_REWARD]) for seeds in curves.values() for seed in seeds))
         subtitle = f"means of {WINDOW} rollouts, {n_seeds} seed{'s' if n_seeds > 1 else ''}"

@@ -154,12 +154,8 @@ def curves_picture(
             x, y = place(x_value, value)
             y_before = max(y, y_before + 15)
             is_left = kind == "point" and x_value > 0.8 * x_max
-            text = (
-                _text(x - 8, y_before + 4, label, "fill", "end")
-                if is_left
-                else _text(x + 6, y_before + 4, label, "fill")
-            )
-            elements.append(f'<g class="{kind}">{text}</g>')
+            x, anchor = (x - 8, "end") if is_left else (x + 6, "start")
+            elements.append(f'<g class="{kind}">{_text(x, y_before + 4, label, "fill", anchor)}</g>')
 
     summary = [f"{curve.label} from {curve.mean[0]:.2f} to {curve.mean[-1]:.2f}" for curve in curves]
     summary += [f"{point.label} {point.y:.2f}" for point in points]

@@ -1,6 +1,8 @@
 """Draw the pictures of the documentation from the results of the benchmarks.
 
-python -m scripts.docs.pictures                    # writes docs/pictures/*.svg
+    python -m scripts.docs.pictures                    # writes docs/pictures/*.svg
+
+`scripts.docs.charts` draws; here is what each picture shows. Those of the study are its own.
 """
 
 from __future__ import annotations

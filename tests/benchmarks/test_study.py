@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.study import measure, report, tasks
+from benchmarks.study.__main__ import of_dialogues
 from benchmarks.study.arms import QUICK, Answers, Effort, arms
 from benchmarks.study.measure import Response, measured, token_log_probs, until_end
 from benchmarks.study.opinions import OpinionClassifier, trained_classifier
@@ -147,6 +148,34 @@ def test_the_report_has_means_and_intervals_and_draws_the_rollouts(tmp_path):
     assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text
     assert "* a prompt | a response" in text
     assert {"study_film_kl.svg", "study_film_time.svg"} == {path.name for path in tmp_path.glob("*.svg")}
+
+
+def test_numbers_of_dialogues_are_those_of_the_last_evaluation(tmp_path):
+    def lines(name, rows):
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    evaluations = []
+    for epoch, reward in ((0, 0.25), (4, 1.5), (8, 1.75)):
+        names = {"reward": reward, "valid_call": 1.0, "right": 0.75, "turns": 2.0}
+        evaluations.append({"epoch": epoch, "metrics": {f"environment/{name}": names[name] for name in names}})
+    lines("test_split_metrics.jsonl", evaluations)
+    lines("rollout_info.jsonl", [{"rollout_info/kl_div_mean": kl} for kl in (0.0, 0.125)])
+    answer = [{"role": "tool", "content": "3"}]
+    turns = [{"text": "add(1, 2)", "answer": answer}, {"text": "It is 3.", "answer": ""}]
+    episodes = [{"prompt_text": "An example.\n\n1 plus 2?", "turns": turns}]
+    (tmp_path / "epoch_8_test_split_predictions.json").write_text(json.dumps(episodes))
+
+    numbers = of_dialogues(tmp_path)
+    assert (numbers["reward at first"], numbers["reward"], numbers["KL"]) == (0.25, 1.75, 0.125)
+    assert numbers["samples"] == ["1 plus 2? | add(1, 2) | 3 | It is 3."]
+
+
+def test_a_line_of_a_picture_is_a_mean_over_seeds_and_iterations():
+    seeds = [
+        {"reward of rollouts": [value] * 6, "KL of rollouts": [0.0, 0.0, 0.0, 0.0, 4.0, 4.0]} for value in (0.0, 1.0)
+    ]
+    line = report.mean_curve("PPO shared critic", seeds, report.ROLLOUT_KL)
+    assert line.label == "shared critic" and line.mean == [0.5] * 6 and line.x == [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]
 
 
 def test_a_tokenizer_without_a_pad_token_is_no_obstacle(tmp_path, data):
