@@ -134,7 +134,8 @@ def test_rows_of_two_processes_have_their_own_images(folder):
     batch = made.objective.collate(made.examples["train"].rows)
     parts = rows_of_two_processes(made.objective, batch)
     scores = torch.cat([made.objective.scores(part) for part in parts])
-    assert (scores - made.objective.scores(batch)).abs().max() < 1e-6
+    # Scores are sums of -60, where neighbouring float32 numbers are 4e-6 apart.
+    assert torch.allclose(scores, made.objective.scores(batch), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("train_vision", ["none", "all"])

