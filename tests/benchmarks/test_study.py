@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.study import measure, report, tasks
-from benchmarks.study.__main__ import of_dialogues
+from benchmarks.study.__main__ import ROOT, of_dialogues
 from benchmarks.study.arms import QUICK, Answers, Effort, arms
 from benchmarks.study.measure import Response, measured, token_log_probs, until_end
 from benchmarks.study.opinions import OpinionClassifier, trained_classifier
@@ -176,6 +176,15 @@ def test_a_line_of_a_picture_is_a_mean_over_seeds_and_iterations():
     ]
     line = report.mean_curve("PPO shared critic", seeds, report.ROLLOUT_KL)
     assert line.label == "shared critic" and line.mean == [0.5] * 6 and line.x == [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]
+
+
+def test_the_page_of_results_has_the_tables_of_the_kept_files():
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    kept = report.tasks_of(ROOT / "benchmarks" / "results" / "study")
+    assert [task.name for task in kept] == ["film", "format", "story", "tool"]
+    for task in kept:
+        lines = "\n".join(report.table(report.arms_of(task)))
+        assert lines in page, f"python -m benchmarks.study --report-only: {task.name}"
 
 
 def test_a_tokenizer_without_a_pad_token_is_no_obstacle(tmp_path, data):
