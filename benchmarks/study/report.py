@@ -82,7 +82,7 @@ def with_interval(values: Sequence[float]) -> str:
     if not values:
         return ""
     mean = fmean(values)
-    digits = 1 if mean >= 10.0 else 3
+    digits = 1 if mean >= 10.0 else 2
     if len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {half_width(list(values)):.{digits}f}"

@@ -157,7 +157,11 @@ def curves_picture(
             x, anchor = (x - 8, "end") if is_left else (x + 6, "start")
             elements.append(f'<g class="{kind}">{_text(x, y_before + 4, label, "fill", anchor)}</g>')
 
-    summary = [f"{curve.label} from {curve.mean[0]:.2f} to {curve.mean[-1]:.2f}" for curve in curves]
+    # + 0.0 turns -0.0 into 0.0.
+    ends = [(round(curve.mean[0], 2) + 0.0, round(curve.mean[-1], 2) + 0.0) for curve in curves]
+    summary = [
+        f"{curve.label} from {first:.2f} to {last:.2f}" for curve, (first, last) in zip(curves, ends, strict=True)
+    ]
     summary += [f"{point.label} {point.y:.2f}" for point in points]
     description = f"{subtitle}. Along {x_name}: {'; '.join(summary)}."
     return _document(title, subtitle, description, height, elements)

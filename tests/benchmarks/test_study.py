@@ -145,7 +145,7 @@ def test_the_report_has_means_and_intervals_and_draws_the_rollouts(tmp_path):
         (tmp_path / "film" / "GRPO" / f"seed_{seed}.json").write_text(json.dumps(numbers))
 
     text = report.write_report(tmp_path, tmp_path).read_text()
-    assert "| GRPO | 2 | 0.500 ± 1.271 | 0.500 ± 0.000 |" in text
+    assert "| GRPO | 2 | 0.50 ± 1.27 | 0.50 ± 0.00 |" in text
     assert "* a prompt | a response" in text
     assert {"study_film_kl.svg", "study_film_time.svg"} == {path.name for path in tmp_path.glob("*.svg")}
 
