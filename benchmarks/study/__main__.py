@@ -118,7 +118,7 @@ def of_dialogues(run: Path) -> dict[str, Any]:
     numbers |= {name: last["metrics"][f"environment/{name}"] for name in ("reward", "valid_call", "right", "turns")}
     numbers["KL"] = json.loads((run / "rollout_info.jsonl").read_text().splitlines()[-1])["rollout_info/kl_div_mean"]
 
-    # A sample is the question, each turn, and the messages that answer it.
+    # A sample is the question, each turn, and the messages that answer it; an empty text if nothing does.
     episodes = json.loads((run / f"epoch_{last['epoch']}_test_split_predictions.json").read_text())
     samples = []
     for episode in episodes[:N_SHOWN]:

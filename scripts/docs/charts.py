@@ -144,8 +144,8 @@ def curves_picture(
         x, y = place(point.x, point.y)
         elements.append(f'<circle fill="var(--ink)" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>')
 
-    # Labels of lines are at the right, at the height of their ends, those of points beside them, to the left if the
-    # others are near; all are moved apart where they are close together.
+    # A line's label is at the right edge, at the height of the line's end. A point's label is to the right of the
+    # point, or to the left if it would meet those of lines. Labels that are close together are moved down.
     ends = [(curve.mean[-1], x_max, curve.label, f"line-{i}") for i, curve in enumerate(curves, start=1)]
     beside = [(point.y, point.x, point.label, "point") for point in points]
     for labels in (ends, beside):
@@ -157,11 +157,10 @@ def curves_picture(
             x, anchor = (x - 8, "end") if is_left else (x + 6, "start")
             elements.append(f'<g class="{kind}">{_text(x, y_before + 4, label, "fill", anchor)}</g>')
 
-    # + 0.0 turns -0.0 into 0.0.
-    ends = [(round(curve.mean[0], 2) + 0.0, round(curve.mean[-1], 2) + 0.0) for curve in curves]
-    summary = [
-        f"{curve.label} from {first:.2f} to {last:.2f}" for curve, (first, last) in zip(curves, ends, strict=True)
-    ]
+    summary = []
+    for curve in curves:
+        first, last = (round(value, 2) + 0.0 for value in (curve.mean[0], curve.mean[-1]))  # -0.0 + 0.0 is 0.0
+        summary.append(f"{curve.label} from {first:.2f} to {last:.2f}")
     summary += [f"{point.label} {point.y:.2f}" for point in points]
     description = f"{subtitle}. Along {x_name}: {'; '.join(summary)}."
     return _document(title, subtitle, description, height, elements)

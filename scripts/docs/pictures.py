@@ -2,7 +2,8 @@
 
     python -m scripts.docs.pictures                    # writes docs/pictures/*.svg
 
-`scripts.docs.charts` draws; here is what each picture shows. Those of the study are its own.
+This module says what each picture shows, and `scripts.docs.charts` draws it. `benchmarks.study.report` makes the
+pictures of the study.
 """
 
 from __future__ import annotations

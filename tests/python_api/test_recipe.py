@@ -21,9 +21,8 @@ def test_the_settings_for_larger_models_are_accepted(tiny_gpt2_dir, tmp_path, mo
     names: dict = {}
     exec(code, names)
     settings = names["settings"] | {"max_new_tokens": 8, "micro_batch_size": 512}  # the tiny model has few positions
-    assert (
-        Run(str(tiny_gpt2_dir), ["One", "Two"] * 8, "sentiment", algorithm="grpo", **settings).config.alg.id == "grpo"
-    )
+    run = Run(str(tiny_gpt2_dir), ["One", "Two"] * 8, "sentiment", algorithm="grpo", **settings)
+    assert run.config.alg.id == "grpo" and run.config.alg.args["learning_rate"] == 1e-4
 
 
 def test_the_recipe_in_python_is_that_of_the_file(tiny_gpt2_dir, tmp_path, monkeypatch):
